@@ -23,7 +23,7 @@ sys.path.extend(str(Path(__file__).parent / name) for name in ("notebooks", "gra
 
 try:
     from assignments import hand_out
-    from contents import FOLDER, pages_of, read_chapter
+    from contents import FOLDER, pages_of, read_chapter, replace_file
     from jinja2 import Environment
     from jupyterlab.labapp import LabApp
 except ModuleNotFoundError as error:
@@ -34,7 +34,10 @@ SETTINGS = Path(__file__).with_name("lab_settings")
 START = "start.md"
 TEMPLATE = Path(__file__).with_name("start.md.j2")
 RECORD = ".handed_out.json"
-NOT_NEEDED = ("assignment_list", "course_list", "formgrader", "validate_assignment")  # of nbgrader
+NOT_NEEDED = [  # of nbgrader
+    f"--ServerApp.jpserver_extensions=nbgrader.server_extensions.{name}=False"
+    for name in ("assignment_list", "course_list", "formgrader", "validate_assignment")
+]
 
 _ROW = re.compile(r"^\| \[(\d\d) (.+?)\]\(notebooks/(\S+)\) \| (.+?) \|", re.MULTILINE)
 _HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
@@ -66,7 +69,7 @@ def update(folder, files):
             for target in _edition_names(name):
                 if _is_unchanged(folder / target, handed):
                     break
-            _write(folder / target, data)
+            replace_file(folder / target, data)
             written.append(target)
             record[name] = _hash(data), handed
             if target != name:
@@ -77,7 +80,7 @@ def update(folder, files):
                 first_new.unlink(missing_ok=True)
     finally:
         entries = {name: [edition, sorted(handed)] for name, (edition, handed) in record.items()}
-        _write(folder / RECORD, json.dumps(entries, indent=1).encode())
+        replace_file(folder / RECORD, json.dumps(entries, indent=1).encode())
     return written, beside
 
 
@@ -123,14 +126,6 @@ def _edition_names(name):
 def _is_unchanged(path, handed):
     """Return whether a file is missing or not changed by its reader, so that it may be written."""
     return not path.exists() or content_of(path.read_bytes()) in handed
-
-
-def _write(path, data):
-    """Write a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.half")
-    half.write_bytes(data)
-    os.replace(half, path)
 
 
 @dataclass
@@ -240,9 +235,8 @@ def start(folder, arguments):
         f"--LabApp.default_url=/lab/tree/{START}",
         f"--LabApp.app_settings_dir={SETTINGS}",
         f"--LabApp.workspaces_dir={folder / '.workspaces'}",
+        *NOT_NEEDED,
     ]
-    for name in NOT_NEEDED:
-        options.append(f"--ServerApp.jpserver_extensions=nbgrader.server_extensions.{name}=False")
     if hasattr(os, "getuid") and os.getuid() == 0:
         options.append("--allow-root")
     LabApp.launch_instance([*options, *arguments])
@@ -262,7 +256,7 @@ def main(arguments=None):
     folder = options.work.resolve()
     try:
         written, beside = update(folder, hand_out())
-        _write(folder / START, start_page(folder).encode())
+        replace_file(folder / START, start_page(folder).encode())
     except ValueError as error:  # a fault in the committed notebooks
         print(error, file=sys.stderr)
         return 1

@@ -40,7 +40,7 @@ def write(submission, cells, faults, folder):
         "outputs": _outputs,
     }
     page = environment.from_string(TEMPLATE.read_text("utf-8")).render(
-        title=_heading(cells[0], "# ") or submission.source.stem,
+        title=heading(cells[0], "# ") or submission.source.stem,
         submission=submission,
         parts=parts,
         faults=faults,
@@ -55,7 +55,7 @@ def _split(cells):
     """Return lists of cells: one per exercise, and separate ones for other cells."""
     parts, checked = [[]], False
     for cell in cells:
-        if _heading(cell, "## ") or (checked and (is_solution(cell) or is_grade(cell))):
+        if heading(cell, "## ") or (checked and (is_solution(cell) or is_grade(cell))):
             parts.append([])
             checked = False
         parts[-1].append(cell)
@@ -66,7 +66,7 @@ def _split(cells):
 def _part(cells):
     """Return the template's variables for the cells of an exercise, or for other cells."""
     checks = [cell for cell in cells if is_grade(cell)]
-    title = next(filter(None, (_heading(cell, "## ") for cell in cells)), "")
+    title = next(filter(None, (heading(cell, "## ") for cell in cells)), "")
     title = re.sub(r" \([\d.]+ points?\)$", "", title)
     if not checks:
         return {"title": title or "Set-up", "task": cells}
@@ -75,10 +75,10 @@ def _part(cells):
     return {"title": title, "task": task, "answer": answer, "check": checks[0]}
 
 
-def _heading(cell, marks):
+def heading(cell, marks):
     """Return the text of the heading with which a cell begins, or ""."""
-    is_one = cell.cell_type == "markdown" and cell.source.startswith(marks)
-    return re.sub(r"[`*$]", "", cell.source.splitlines()[0][len(marks) :]) if is_one else ""
+    is_one = cell["cell_type"] == "markdown" and cell["source"].startswith(marks)
+    return re.sub(r"[`*$]", "", cell["source"].splitlines()[0][len(marks) :]) if is_one else ""
 
 
 def _outputs(cell):

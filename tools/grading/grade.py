@@ -289,16 +289,10 @@ def read_cell(cell):
     return {
         "cell_type": kind,
         "source": source,
-        "heading": _heading(kind, source),
+        "heading": feedback.heading({"cell_type": kind, "source": source}, "## ").strip(),
         "id": str(cell.get("id", "")),
         "grade_id": str(metadata.get("grade_id", "")),
     }
-
-
-def _heading(kind, source):
-    """Return the heading of an exercise if the cell begins with one, otherwise ""."""
-    is_one = kind == "markdown" and source.startswith("## ")
-    return source.splitlines()[0].strip() if is_one else ""
 
 
 def merge(source, cells):
@@ -401,7 +395,7 @@ def _pop_nearby_answer(source, i, added, anything):
     `anything`: accept any code between heading and check if none defines the names of the cell.
     """
     checks = [place for place, cell in enumerate(source.cells) if is_grade(cell)]
-    headings = [i for i, cell in enumerate(source.cells) if _heading(cell.cell_type, cell.source)]
+    headings = [i for i, cell in enumerate(source.cells) if feedback.heading(cell, "## ")]
     before = max((place for place in checks if place < i), default=-1)
     check = min((place for place in checks if place > i), default=i)
     heading = max((place for place in headings if place < i), default=before)

@@ -54,24 +54,16 @@ def instruction_set(aten, onednn, mkl):
 class Condition:
     """A difference between another machine, or its user, and this one.
 
-    Attributes:
-        variables: environment variables.
-        prefix: a command that runs its arguments under the condition.
-        needs: a CPU flag; without it this machine itself is such a machine.
-        seeds: an offset added to each `manual_seed` in notebooks; tests do not run.
-        folder: the name of the copy of the tree in which to run; "" runs in this tree.
-        busy: whether other processes keep all cores busy.
-        memory: a limit in bytes, 0 for none; chapters then run one by one, and their peaks are
-            recorded.
+    With a limit of memory chapters run one by one, and their peaks are recorded.
     """
 
-    variables: dict = field(default_factory=dict)
-    prefix: tuple = ()
-    needs: str = ""
-    seeds: int = 0
-    folder: str = ""
-    busy: bool = False
-    memory: int = 0
+    variables: dict = field(default_factory=dict)  # of the environment
+    prefix: tuple = ()  # a command that runs its arguments under the condition
+    needs: str = ""  # a CPU flag; without it this machine itself is such a machine
+    seeds: int = 0  # an offset added to each `manual_seed` in notebooks; tests do not run
+    folder: str = ""  # the name of the copy of the tree in which to run; "" runs in this tree
+    busy: bool = False  # whether other processes keep all cores busy
+    memory: int = 0  # a limit in bytes, 0 for none
 
 
 def _cores():
@@ -308,7 +300,7 @@ def failures_in(part, text):
     """Return the lines of a part's output that report failures."""
     if part == "tests":
         return re.findall(r"^(?:FAILED|ERROR) (.+)$", text, re.MULTILINE)
-    return re.findall(r"^(\w+ +[\d.]+ +\d+  (?!ok).+)$", text, re.MULTILINE)[:-1]
+    return re.findall(r"^(\w+ +\d+\.\d  (?!ok).+)$", text, re.MULTILINE)[:-1]
 
 
 def tables():

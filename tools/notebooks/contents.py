@@ -5,6 +5,7 @@ A lesson is `notebooks/NN_topic.ipynb`; its pages are `notebooks/deeper/NN_topic
 """
 
 import re
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -54,11 +55,6 @@ def pages_of(chapter):
     return sorted(pages, key=lambda path: (path.stem.endswith(ANSWERS), path))
 
 
-def is_page(path):
-    """Return whether a notebook is a deeper page."""
-    return path.parent.name == "deeper"
-
-
 def read_chapter(path, core=False):
     """Return a chapter's notebook, or its core: all before the exercises."""
     notebook = nbformat.read(path, as_version=4)
@@ -81,3 +77,13 @@ def markdown(path):
     """Return the texts of a notebook, joined."""
     cells = read_chapter(path).cells
     return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+def replace_file(path, data):
+    """Write a file atomically; it keeps its permissions."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.half")
+    half.write_bytes(data)
+    if path.exists():
+        shutil.copymode(path, half)
+    half.replace(path)

@@ -17,7 +17,7 @@ import re
 import tomllib
 
 import nbformat
-from contents import is_page, printed_texts
+from contents import printed_texts
 
 _NUMBER = r"(-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)"
 _VALUES = {"ratio": re.compile(f" ratio {_NUMBER}"), "number": re.compile(_NUMBER)}
@@ -34,8 +34,8 @@ def declared(path):
     Raises:
         ValueError: the file is not in the form above.
     """
-    folder, own = (path.parents[1], path.stem) if is_page(path) else (path.parent, path.name[:2])
-    file = folder / "headlines.toml"
+    is_page = path.parent.name == "deeper"
+    file = path.parents[is_page] / "headlines.toml"
     if not file.exists():
         return None
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -44,7 +44,7 @@ def declared(path):
         known = "line" in table and kinds in ({"ratio"}, {"number"})
         if not known or len(table[kinds.pop()]) != 2:
             raise ValueError(f"{file.name}: chapter {chapter} declares {table}")
-    return tables.get(own, [])
+    return tables.get(path.stem if is_page else path.name[:2], [])
 
 
 def contradictions(notebook, tables):

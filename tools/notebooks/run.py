@@ -35,7 +35,7 @@ from pathlib import Path
 import headlines
 import nbformat
 import psutil
-from contents import FOLDER, find_chapters, read_chapter
+from contents import FOLDER, find_chapters, read_chapter, replace_file
 from hygiene import machine_paths
 from tqdm import tqdm
 from tqdm.utils import ObjectWrapper
@@ -55,11 +55,10 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 @dataclass
 class Result:
-    """The result of a chapter: its time, number of figures and failure, if any."""
+    """The result of a chapter: its time, and its failure, if any."""
 
     path: Path
     seconds: float = 0.0
-    figures: int = 0
     failure: str = ""  # one line for the table
     details: str = ""  # the failing cell and its traceback
 
@@ -75,23 +74,14 @@ class Lines(ObjectWrapper):
 
 @dataclass
 class Runner:
-    """Executes notebooks, each in a process of its own, and counts their cells.
+    """Executes notebooks, each in a process of its own, and counts their cells."""
 
-    Attributes:
-        num_cells: a dict from notebooks to the numbers of their code cells.
-        build: the folder for the executed notebooks.
-        bar: a tqdm bar that counts code cells.
-        cell_seconds: time limit of a cell.
-        core: whether to execute the cores only.
-        stopped: whether no further notebook is to be executed.
-    """
-
-    num_cells: dict
-    build: Path
-    bar: tqdm
-    cell_seconds: float
-    core: bool
-    stopped: bool = False
+    num_cells: dict  # of notebooks, code cells only
+    build: Path  # the folder for the executed notebooks
+    bar: tqdm  # counts code cells
+    cell_seconds: float  # time limit of a cell
+    core: bool  # whether to execute the cores only
+    stopped: bool = False  # whether no further notebook is to be executed
 
     def execute(self, path):
         """Execute one chapter in a new kernel, and write the executed notebook to `build`.
@@ -203,27 +193,19 @@ def write_in_place(result, executed):
         result.failure = f"not written: {found[0][0]} shows a path of this machine"
         result.details = "\n".join(f"{where}: {path}" for where, path in found)
         return
-    folder = result.path.parent
-    with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", delete=False) as file:
-        nbformat.write(notebook, file)
-    os.chmod(file.name, result.path.stat().st_mode)
-    os.replace(file.name, result.path)
+    replace_file(result.path, f"{nbformat.writes(notebook)}\n".encode())
 
 
 def table(results):
-    """Return the table of a run: chapter, seconds, figures, result."""
+    """Return the table of a run: chapter, seconds, result."""
     width = max([len("chapter"), *(len(result.path.stem) for result in results)])
-    lines = [f"{'chapter':<{width}}  seconds  figures  result"]
-    lines += [
-        f"{each.path.stem:<{width}}  {each.seconds:7.1f}  {each.figures:7d}  {each.failure or 'ok'}"
-        for each in results
-    ]
+    rows = [(each.path.stem, each.seconds, each.failure or "ok") for each in results]
     total = sum(result.seconds for result in results)
-    figures = sum(result.figures for result in results)
     failed = sum(bool(result.failure) for result in results)
     verdict = f"{failed} of {len(results)} failed" if failed else f"all {len(results)} ok"
-    lines.append(f"{'total':<{width}}  {total:7.1f}  {figures:7d}  {verdict}")
-    return "\n".join(lines)
+    rows.append(("total", total, verdict))
+    lines = [f"{name:<{width}}  {seconds:7.1f}  {what}" for name, seconds, what in rows]
+    return "\n".join([f"{'chapter':<{width}}  seconds  result", *lines])
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import nbformat
 from contents import read_chapter
-from hygiene import count_figures
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
@@ -45,7 +44,7 @@ def execute(path, target, cell_seconds, core, report):
         core: whether to execute the core only.
         report: a function that takes `cell`, the number of a code cell that starts, or `done`, of
             one that ended; finally `failure`, a line for the table, and `details`, both "" on
-            success, and `figures`, their number.
+            success.
     """
     notebook, started = read_chapter(path, core), []
     for cell in notebook.cells:
@@ -83,7 +82,7 @@ def execute(path, target, cell_seconds, core, report):
         source = [cell.source for cell in started[-1:]]
         details = "\n\n".join([*source, f"{type(error).__name__}: {error}"])
     nbformat.write(notebook, target)
-    report(failure=failure, details=details, figures=count_figures(notebook.cells))
+    report(failure=failure, details=details)
 
 
 def _end_with_standard_input():
