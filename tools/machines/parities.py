@@ -28,11 +28,26 @@ class Recorded(ast.NodeTransformer):
 
     def __init__(self, shell):
         self.shell = shell
+        self.assertion = ""  # the key of the one that is visited
 
     def visit_Assert(self, node):
         """Rewrite `left < right` in the test of an assertion."""
-        node.test = Comparisons(self._key(node)).visit(node.test)
+        self.assertion = self._key(node)
+        node.test = self.visit(node.test)
+        self.assertion = ""
         return node
+
+    def visit_Compare(self, node):
+        """Rewrite a comparison in an assertion whose right side contains a small number."""
+        self.generic_visit(node)
+        if not self.assertion or len(node.ops) > 1 or not isinstance(node.ops[0], ast.Lt | ast.LtE):
+            return node
+        numbers = [n.value for n in ast.walk(node.comparators[0]) if isinstance(n, ast.Constant)]
+        if not any(isinstance(n, float) and 0 < n < SMALL for n in numbers):
+            return node
+        strict = ast.Constant(isinstance(node.ops[0], ast.Lt))
+        arguments = [ast.Constant(self.assertion), node.left, node.comparators[0], strict]
+        return ast.Call(func=_attribute("less"), args=arguments, keywords=[])
 
     def visit_Call(self, node):
         """Rewrite `expect(...)` and `assert_close(...)`."""
@@ -49,25 +64,6 @@ class Recorded(ast.NodeTransformer):
         chapter = name if Path.cwd().name == "deeper" else name[:2]
         number = self.shell.execution_count - 1  # incremented before a cell runs
         return f"{chapter} cell {number:<3} {ast.unparse(node)}"
-
-
-class Comparisons(ast.NodeTransformer):
-    """AST transformer of each `left < right` in one assertion."""
-
-    def __init__(self, key):
-        self.key = key
-
-    def visit_Compare(self, node):
-        """Rewrite a comparison whose right side contains a small number."""
-        self.generic_visit(node)
-        if len(node.ops) > 1 or not isinstance(node.ops[0], (ast.Lt, ast.LtE)):
-            return node
-        numbers = [n.value for n in ast.walk(node.comparators[0]) if isinstance(n, ast.Constant)]
-        if not any(isinstance(n, float) and 0 < n < SMALL for n in numbers):
-            return node
-        strict = ast.Constant(isinstance(node.ops[0], ast.Lt))
-        arguments = [ast.Constant(self.key), node.left, node.comparators[0], strict]
-        return ast.Call(func=_attribute("less"), args=arguments, keywords=[])
 
 
 def _attribute(name):

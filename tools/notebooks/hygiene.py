@@ -21,6 +21,7 @@ WIDGET_TYPES = ("application/vnd.jupyter.widget-view+json", "application/vnd.jup
 
 FENCED = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#{1,6})\s+\S", re.MULTILINE)
+_SENTENCE = re.compile(r"^(?!#).*\w", re.MULTILINE)
 
 
 def machine_paths(notebook):
@@ -110,11 +111,12 @@ def check_prose(notebook):
 
     Given cells, answers and checks of exercises need no sentence before them.
     """
-    sentences = {number for number, text in _prose(notebook) if _sentences(text)}
+    sentences = {number for number, text in _prose(notebook) if _SENTENCE.search(text)}
     for number, cell in _code(notebook):
         if number - 1 not in sentences and not _of_exercise(cell):
             yield f"cell {number}: no prose before it"
-        if count_figures([cell]) and number + 1 not in sentences:
+        kinds = [kind for output in cell.outputs for kind in output.get("data", {})]
+        if any(kind.startswith("image/") for kind in kinds) and number + 1 not in sentences:
             yield f"cell {number}: no prose after its figure"
 
 
@@ -155,12 +157,6 @@ def problems(path, checks=CHECKS):
     return [f"{Path(path).name}: {line}" for name in checks for line in CHECKS[name](notebook)]
 
 
-def count_figures(cells):
-    """Return the number of images in the outputs of some cells."""
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    return sum(any(kind.startswith("image/") for kind in out.get("data", {})) for out in outputs)
-
-
 def _of_exercise(cell):
     """Return whether a cell belongs to an exercise."""
     return "nbgrader" in cell.metadata or "given" in cell.metadata.get("tags", [])
@@ -177,11 +173,6 @@ def _prose(notebook):
         for i, cell in enumerate(notebook.cells, 1)
         if cell.cell_type == "markdown"
     ]
-
-
-def _sentences(text):
-    """Return the lines of a markdown text that contain a word and are not headings."""
-    return [line for line in text.splitlines() if re.search(r"\w", line) and line[0] != "#"]
 
 
 def _texts(output):
