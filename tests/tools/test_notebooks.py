@@ -82,7 +82,8 @@ def both(first, second):
 
 
 FAULTS = {  # (the check that finds it, a part of what it says, what makes it)
-    "a shared id": ("form", "cell 2", lambda nb: nb.cells[1].update(id=nb.cells[0].id)),
+    "a shared id": ("form", "Non-unique", lambda nb: nb.cells[1].update(id=nb.cells[0].id)),
+    "no id": ("form", "missing an id", lambda nb: nb.cells[1].pop("id")),
     "no notebook": ("form", "not a valid", cell(0, extra=3)),
     "another kernel": ("form", "python9", lambda nb: nb.metadata.kernelspec.update(name="python9")),
     "not executed": ("executed", "cell 4", cell(3, execution_count=None)),

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
 
 import nbformat
-from contents import ANSWERS, FOLDER, find_chapters
+from contents import ANSWERS, FOLDER, find_chapters, replace_file
 from nbgrader.preprocessors import (
     CheckCellMetadata,
     ClearHiddenTests,
@@ -129,8 +129,7 @@ def main(arguments=None):
         return 1
     shutil.rmtree(options.build, ignore_errors=True)
     for name, content in files.items():
-        (options.build / name).parent.mkdir(parents=True, exist_ok=True)
-        (options.build / name).write_bytes(content)
+        replace_file(options.build / name, content)
     count = sum(name.startswith("exercises/") for name in files)
     print(f"{count} notebooks without solutions, and the chapters without outputs: {options.build}")
     return 0

@@ -174,10 +174,9 @@ def tree(condition):
         copy = Path(folder, condition.folder)
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
         names = subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")
-        for name in filter(None, names):
-            if (ROOT / name).is_file():
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, copy / name)
+        there = [name for name in names if (ROOT / name).is_file()]
+        copy.mkdir(parents=True)
+        subprocess.run(["cp", "--parents", *there, copy], cwd=ROOT, check=True)
         if condition.seeds:
             for path in copy.glob("notebooks/**/*.ipynb"):
                 path.write_text(with_seeds(path.read_text("utf-8"), condition.seeds), "utf-8")

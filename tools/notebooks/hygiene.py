@@ -9,6 +9,7 @@ import json
 import re
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import headlines
@@ -40,15 +41,11 @@ def machine_paths(notebook):
 
 def check_form(notebook):
     """The notebook must be valid, with unique cell ids and machine-independent metadata."""
-    ids = [cell.get("id") for cell in notebook.cells]
-    for number, name in enumerate(ids, start=1):
-        if name is None or name in ids[: number - 1]:
-            yield f"cell {number}: its id {name!r} is missing or taken"
-    if len({*ids} - {None}) == len(ids):
-        try:
+    try:
+        with warnings.catch_warnings(action="error"):  # of ids that are missing or taken
             nbformat.validate(notebook)
-        except nbformat.ValidationError as error:
-            yield f"not a valid notebook: {str(error).splitlines()[0]}"
+    except (nbformat.ValidationError, Warning) as error:
+        yield f"not a valid notebook: {str(error).splitlines()[0]}"
     kernel = notebook.metadata.get("kernelspec", {}).get("name")
     if kernel != "python3":
         yield f"metadata: the kernel is {kernel!r}, not 'python3'"
