@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import threading
 from types import SimpleNamespace
 
 import idle
@@ -73,6 +74,19 @@ def test_the_gain_of_two_threads_is_that_of_the_median_round(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(idle, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
     assert idle._products(3) == 2  # at 1 and at 2; at 3 the time is over
+
+
+def test_both_threads_compute_at_the_same_time(monkeypatch):
+    calls, both = itertools.count(), threading.Barrier(2)
+
+    def products(seconds):
+        if next(calls):  # the first one computes alone
+            both.wait(timeout=60)  # broken unless the other one is under way
+        return 3
+
+    monkeypatch.setattr(idle, "_products", products)
+    monkeypatch.setattr(idle, "cores_of_this_process", lambda: 2)
+    assert idle.gain_of_two_threads(rounds=1) == 2
 
 
 def test_each_of_the_two_threads_computes_on_one_core(monkeypatch):
