@@ -5,11 +5,13 @@ python tools/lab.py --copy-only      the copy only, for a running JupyterLab or 
 python tools/lab.py --no-browser     this and other options are passed to JupyterLab
 
 The committed chapters have outputs, and the exercises solutions; the copy has neither. A file that
-the reader has changed is never overwritten: its new edition is written beside it. A deleted file is
-restored, so a reader can start a chapter again.
+the reader has changed is never overwritten: its new edition is written beside it, and only its
+imports of moved names are updated (`moved.py`). A deleted file is restored, so a reader can start a
+chapter again.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -26,6 +28,7 @@ try:
     from contents import FOLDER, pages_of, read_chapter, replace_file
     from jinja2 import Environment
     from jupyterlab.labapp import LabApp
+    from moved import follow
 except ModuleNotFoundError as error:
     sys.exit(f"{sys.executable} lacks {error.name}; docs/installing.md says what to install.")
 
@@ -69,6 +72,7 @@ def update(folder, files):
             for target in _edition_names(name):
                 if _is_unchanged(folder / target, handed):
                     break
+                _update_imports(folder / target)
             replace_file(folder / target, data)
             written.append(target)
             record[name] = _hash(data), handed
@@ -126,6 +130,15 @@ def _edition_names(name):
 def _is_unchanged(path, handed):
     """Return whether a file is missing or not changed by its reader, so that it may be written."""
     return not path.exists() or content_of(path.read_bytes()) in handed
+
+
+def _update_imports(path):
+    """Update the imports of moved names in a notebook that its reader has changed."""
+    data, changed = path.read_bytes(), path.stat().st_mtime_ns
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # no notebook
+        if (new := follow(data)) != data:
+            replace_file(path, new)
+            os.utime(path, ns=(changed, changed))  # the reader stopped where he changed it himself
 
 
 @dataclass

@@ -886,3 +886,8 @@ except sandbox.NoSandbox as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("bubblewrap ended with code 1"), done.stderr
+
+
+def test_answers_begun_before_a_name_moved_import_it_from_where_it_is():
+    old = {"cell_type": "code", "source": ["from d2lpar.virtual.datasheets import GPUS\n", "GPUS"]}
+    assert grade.read_cell(old)["source"] == "from vgpu import GPUS\nGPUS"

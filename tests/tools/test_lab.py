@@ -14,6 +14,7 @@ from pathlib import Path
 
 import assignments
 import lab
+import moved
 import nbformat
 import pytest
 from jupyter_client import BlockingKernelClient
@@ -104,6 +105,102 @@ def test_what_a_reader_has_changed_or_run_stays_and_the_new_edition_lies_beside(
     assert (copy / "01_a.new.ipynb").read_bytes() == chapter("second")
     assert "[01_a.new.ipynb](01_a.new.ipynb)" in lab.start_page(copy, ROOT)
     assert lab.update(copy, files("second")) == ([], {})
+
+
+# Imports of chapters and exercises, as they were handed out before the engine had its own package.
+OLD_IMPORTS = """\
+from d2lpar.data.workers import worker_context
+from d2lpar.graphs.compiling import compile_backend, kernel_text
+from d2lpar.graphs.operator_graph import OperatorGraph
+from d2lpar.models import resnet_body
+from d2lpar.parallel.collectives import CollectiveCounter, allgather
+from d2lpar.parallel.costs import allreduce_seconds, training_flops
+from d2lpar.parallel.costs import two_level_seconds
+from d2lpar.parallel.gpt import GPT, Split, Sum
+from d2lpar.parallel.layouts import Layout, layouts, sweep
+from d2lpar.parallel.pipelines import (
+    Task,
+    gpipe,  # a comment
+    pipeline_step,
+)
+from d2lpar.parallel.sharded_layers import ColumnParallel, copied, split_cross_entropy, summed
+from d2lpar.parallel.side_streams import receive, send
+from d2lpar.plotting.charts import plot_curves, plot_layouts, plot_points, plot_runs
+from d2lpar.processes.collective_bytes import CollectiveBytes
+from d2lpar.processes.ddp import batch_of_rank, device_of_rank, merged_timeline
+from d2lpar.servers.ad_clicks import AdClicks
+from d2lpar.servers.plots import plot_pushes
+from d2lpar.servers.ray_setup import start_ray
+from d2lpar.servers.store import parameter_servers
+from d2lpar.timing import in_plain_threads, seconds_in_turn
+from d2lpar.virtual import PRESETS, Link, clock, equal_ranks, host_takes
+from d2lpar.virtual.datasheets import GPUS
+from d2lpar.virtual.hardware import MACHINES, Machine, Scaled
+from d2lpar.virtual.host import EAGER
+"""
+
+
+def test_imports_of_what_a_reader_has_begun_follow(copy):
+    first, last = "answer = 1  # from d2lpar.virtual\n", "os.environ['{}_DEVICES'] = 'vgpu'"
+    change(copy / CHAPTER, 3, source=first + OLD_IMPORTS + last.format("D2LPAR"), **ran("42"))
+    change(copy / CHAPTER, 0, source=OLD_IMPORTS)  # a text
+    lab.update(copy, files("second"))
+    text, _, _, cell, *_ = nbformat.read(copy / CHAPTER, 4).cells
+    assert text.source == OLD_IMPORTS
+    assert cell.source.startswith(first) and cell.source.endswith(last.format("VGPU"))
+    assert cell.outputs[0].text == "42"
+    exec(cell.source.replace("os.environ", "{}"), {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'print("from d2lpar.virtual import Link")',
+        "# from d2lpar.virtual import a tensor (see p. 3)",
+        "from d2lpar import Timer, compare",
+        "from d2lpar.virtual import Link,",  # is no Python
+        "import torch\n%timeit from d2lpar.virtual import Link",
+    ],
+)
+def test_what_is_no_import_that_moved_stays(text):
+    assert moved.code(text) == text
+
+
+@pytest.mark.parametrize(
+    "text, new",
+    [
+        ("import d2lpar.virtual as v", "import vgpu as v"),
+        ("from d2lpar import Span", "from vgpu import Span"),
+        (
+            "from  d2lpar.virtual \\\n    import Link  # mine",
+            "from vgpu \\\n    import Link  # mine",
+        ),
+        (
+            "from d2lpar.virtual import (\n    Link,  # (bytes/s)\n    Machine,\n)",
+            "from vgpu import (\n    Link,  # (bytes/s)\n    Machine,\n)",
+        ),
+        (
+            "%time x = 1\nif True: from d2lpar.models import resnet_body as a, lenet",
+            "%time x = 1\nif True: from d2lpar.chapters.fine_tuning import resnet_body as a; "
+            "from d2lpar.models import lenet",
+        ),
+        (
+            "def f():\n    from d2lpar.virtual import Link\n\nfrom d2lpar.virtual import Span",
+            "def f():\n    from vgpu import Link\n\nfrom vgpu import Span",
+        ),
+        ("ä = 1; from d2lpar.virtual import Link; b = 2", "ä = 1; from vgpu import Link; b = 2"),
+    ],
+)
+def test_an_import_that_moved_keeps_its_form(text, new):
+    assert moved.code(text) == new
+
+
+def test_a_reader_whose_imports_followed_goes_on_where_he_was(copy):
+    change(copy / CHAPTER, 3, source="from d2lpar.virtual import Link")
+    os.utime(copy / CHAPTER, ns=(10**18, 10**18))
+    lab.update(copy, files("second"))
+    assert "from vgpu import Link" in (copy / CHAPTER).read_text()
+    assert (copy / CHAPTER).stat().st_mtime_ns == 10**18
 
 
 def test_a_new_edition_that_a_reader_deletes_stays_away(copy):

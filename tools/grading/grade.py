@@ -31,6 +31,7 @@ sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
 
 import execution
 import feedback
+import moved
 import nbformat
 import sandbox
 import session
@@ -285,6 +286,8 @@ def read_cell(cell):
     source = "".join(cell["source"])  # a string, or a list of lines
     source = source.encode(errors="replace").decode()
     kind = "code" if cell["cell_type"] == "code" else "markdown"
+    if kind == "code":  # begun in an older edition
+        source = moved.code(source)
     metadata = cell.get("metadata", {}).get("nbgrader", {})
     return {
         "cell_type": kind,
