@@ -1,11 +1,10 @@
 """Settings of Sphinx for the book; tools/book/book.py gathers its sources and calls Sphinx."""
 
-import functools
 import re
 
-import latex2mathml.converter
 from address import repository
 from docutils.nodes import SkipNode
+from mathml import mathml
 from sphinx.util import logging
 
 project = "d2lpar"
@@ -45,16 +44,6 @@ html_show_sourcelink = False
 html_show_copyright = False
 html_use_index = False
 html_math_renderer = "mathml"
-
-
-@functools.cache
-def mathml(latex, display):
-    """Return a formula as MathML, which browsers draw without a script; None if it is unknown."""
-    try:
-        found = latex2mathml.converter.convert(latex, display=display)
-    except Exception:  # it raises many kinds
-        return None
-    return None if "\\" in found else found  # a command that it does not know
 
 
 def visit_math(writer, node):

@@ -39,11 +39,7 @@ def repository(root=ROOT):
 
 
 def set_repository(value, root=ROOT):
-    """Set, replace or remove the address of the repository in README.md and CITATION.cff.
-
-    Args:
-        value: "owner/name" on GitHub, or "" to remove the address.
-        root: the folder of the repository.
+    """Set the address of the repository in README.md and CITATION.cff, or remove it if it is "".
 
     Raises:
         ValueError: the value has another form.

@@ -25,7 +25,8 @@ sys.path.extend(str(Path(__file__).parent / name) for name in ("notebooks", "gra
 
 try:
     from assignments import hand_out
-    from contents import ANSWERS, FOLDER, read_chapter
+    from contents import FOLDER, pages_of, read_chapter, replace_file
+    from jinja2 import Environment
     from jupyterlab.labapp import LabApp
     from moved import follow
 except ModuleNotFoundError as error:
@@ -34,26 +35,13 @@ except ModuleNotFoundError as error:
 ROOT = FOLDER.parent
 SETTINGS = Path(__file__).with_name("lab_settings")
 START = "start.md"
+TEMPLATE = Path(__file__).with_name("start.md.j2")
 RECORD = ".handed_out.json"
-NOT_NEEDED = ("assignment_list", "course_list", "formgrader", "validate_assignment")  # of nbgrader
+NOT_NEEDED = [  # of nbgrader
+    f"--ServerApp.jpserver_extensions=nbgrader.server_extensions.{name}=False"
+    for name in ("assignment_list", "course_list", "formgrader", "validate_assignment")
+]
 
-_PAGE = """\
-# Start
-
-**Next:** {next}
-{notes}
-| chapter | question | lesson | exercises |
-| --- | --- | --- | --- |
-{rows}
-
-Shift+Enter runs a cell. Where a box says *Predict*, write down your answer before you run what
-follows. A file that you delete comes back when the lab starts, as it was in the beginning.
-
-When something fails or is slow: [troubleshooting](troubleshooting.ipynb). What a symbol means:
-[notation](notation.md).
-
-*The lab writes this page, `{start}`, whenever it starts; what you write into it is lost.*
-"""
 _ROW = re.compile(r"^\| \[(\d\d) (.+?)\]\(notebooks/(\S+)\) \| (.+?) \|", re.MULTILINE)
 _NUMBER = re.compile(r"(?<![^/])\d\d(?=_)")
 _HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
@@ -86,7 +74,7 @@ def update(folder, files):
                 if _is_unchanged(folder / target, handed):
                     break
                 _update_imports(folder / target)
-            _write(folder / target, data)
+            replace_file(folder / target, data)
             written.append(target)
             record[name] = _hash(data), handed
             if target != name:
@@ -97,7 +85,7 @@ def update(folder, files):
                 first_new.unlink(missing_ok=True)
     finally:
         entries = {name: [edition, sorted(handed)] for name, (edition, handed) in record.items()}
-        _write(folder / RECORD, json.dumps(entries, indent=1).encode())
+        replace_file(folder / RECORD, json.dumps(entries, indent=1).encode())
     return written, beside
 
 
@@ -166,16 +154,8 @@ def _update_imports(path):
     data, changed = path.read_bytes(), path.stat().st_mtime_ns
     with contextlib.suppress(ValueError, KeyError, TypeError):  # no notebook
         if (new := follow(data)) != data:
-            _write(path, new)
+            replace_file(path, new)
             os.utime(path, ns=(changed, changed))  # the reader stopped where he changed it himself
-
-
-def _write(path, data):
-    """Write a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.half")
-    half.write_bytes(data)
-    os.replace(half, path)
 
 
 @dataclass
@@ -198,12 +178,9 @@ class Progress:
 
 
 def progress(folder, name, handed):
-    """Return the `Progress` in a notebook of a working copy.
+    """Return the `Progress` in a notebook of a working copy; an unreadable one is not started.
 
-    Args:
-        folder: the working copy.
-        name: the path of the notebook in it; an unreadable file counts as not started.
-        handed: the content hashes of the editions handed out under this name.
+    `handed`: the content hashes of the editions handed out under this name.
     """
     path, found, heading = folder / name, Progress(name), ""
     try:
@@ -230,40 +207,25 @@ def progress(folder, name, handed):
 def start_page(folder, root=ROOT):
     """Return the start page of a working copy, as Markdown: what to do next, and a table.
 
-    Args:
-        folder: the working copy.
-        root: the repository; its README has the table of chapters.
+    The README in `root` has the table of chapters.
     """
-    record = read_record(folder)
-    chapters, rows, notes = [], [], []
+    record, chapters = read_record(folder), []
     for number, title, name, question in _ROW.findall((root / "README.md").read_text("utf-8")):
-        chapter, exercises = (
+        lesson, exercises = (
             progress(folder, path, record.get(path, ("", ()))[1])
             for path in (name, f"exercises/{name}")
         )
-        chapters.append((f"chapter {number}, {title}", chapter, exercises))
-        cells = f"{chapter.run} of {chapter.cells} cells" if chapter.changed else ""
-        points = f"{exercises.reached} of " if exercises.changed else ""
-        rows.append(
-            f"| [{number} {title}]({name}) | {question} | {cells} "
-            f"| [{points}{exercises.points} points]({exercises.name}) |"
-        )
-        pages = [path for path in record if path.startswith(f"deeper/{number}_")]
-        pages = sorted((path for path in pages if (folder / path).exists()), key=_is_answers)
-        if links := ", ".join(f"[{_title(folder / path)}]({path})" for path in pages):
-            rows.append(f"| | *deeper:* {links} | | |")
-    for name in record:
-        for new in sorted((folder / name).parent.glob(f"{Path(name).stem}.new*")):
-            new = new.relative_to(folder).as_posix()
-            line = f"[{name}]({name}) is as you left it; its new edition is [{new}]({new})."
-            notes.append(f"\n{line}\n")
-    return _PAGE.format(
-        next=_next(chapters), notes="".join(notes), rows="\n".join(rows), start=START
-    )
-
-
-def _is_answers(path):
-    return path.endswith(f"{ANSWERS}.ipynb")
+        pages = [(path.relative_to(folder).as_posix(), path) for path in pages_of(folder / name)]
+        pages = [(name, _title(path)) for name, path in pages if name in record]
+        chapters.append((number, title, question, lesson, exercises, pages))
+    beside = [
+        (name, new.relative_to(folder).as_posix())
+        for name in record
+        for new in sorted((folder / name).parent.glob(f"{Path(name).stem}.new*"))
+    ]
+    template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE.read_text())
+    begun = [(f"chapter {row[0]}, {row[1]}", *row[3:5]) for row in chapters]
+    return template.render(next=_next(begun), beside=beside, chapters=chapters, start=START)
 
 
 def _title(path):
@@ -293,12 +255,7 @@ def _next(chapters):
 
 
 def start(folder, arguments):
-    """Run JupyterLab at the start page of a working copy, then exit the process.
-
-    Args:
-        folder: the working copy.
-        arguments: further arguments of JupyterLab.
-    """
+    """Run JupyterLab, with further arguments, at the start page of a working copy, then exit."""
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # hides a debugger warning
     options = [
         "--ServerApp.log_level=ERROR",
@@ -308,9 +265,8 @@ def start(folder, arguments):
         f"--LabApp.default_url=/lab/tree/{START}",
         f"--LabApp.app_settings_dir={SETTINGS}",
         f"--LabApp.workspaces_dir={folder / '.workspaces'}",
+        *NOT_NEEDED,
     ]
-    for name in NOT_NEEDED:
-        options.append(f"--ServerApp.jpserver_extensions=nbgrader.server_extensions.{name}=False")
     if hasattr(os, "getuid") and os.getuid() == 0:
         options.append("--allow-root")
     LabApp.launch_instance([*options, *arguments])
@@ -330,7 +286,7 @@ def main(arguments=None):
     folder = options.work.resolve()
     try:
         written, beside = update(folder, hand_out())
-        _write(folder / START, start_page(folder).encode())
+        replace_file(folder / START, start_page(folder).encode())
     except ValueError as error:  # a fault in the committed notebooks
         print(error, file=sys.stderr)
         return 1

@@ -1,10 +1,11 @@
 """The README is short and leads to every chapter and page, and every chapter to the next."""
 
+import itertools
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
+from contents import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -36,11 +37,6 @@ def test_local_links_exist(page):
 
 
 def test_chapters_lead_to_their_neighbours():
-    texts = [
-        "\n".join(c.source for c in nbformat.read(path, 4).cells if c.cell_type == "markdown")
-        for path in CHAPTERS
-    ]
-    for i, text in enumerate(texts):
-        neighbours = CHAPTERS[max(0, i - 1) : i] + CHAPTERS[i + 1 : i + 2]
-        for other in neighbours:
-            assert f"]({other.name})" in text, f"{CHAPTERS[i].name} does not lead to {other.name}"
+    for one, other in itertools.pairwise(CHAPTERS):
+        assert f"]({other.name})" in markdown(one), f"{one.name} does not lead to {other.name}"
+        assert f"]({one.name})" in markdown(other), f"{other.name} does not lead to {one.name}"

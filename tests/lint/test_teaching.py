@@ -3,9 +3,8 @@
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
-from contents import pages_of
+from contents import markdown, pages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TEACHING = ROOT / "teaching"
@@ -24,12 +23,6 @@ def section(page, title):
     _, _, rest = page.partition(f"\n## {title}\n")
     assert rest, f"no section {title!r}"
     return rest.partition("\n## ")[0].splitlines()
-
-
-def markdown(notebook):
-    """Return the markdown of a notebook."""
-    cells = nbformat.read(notebook, as_version=4).cells
-    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
 
 
 def rows(lines):

@@ -96,15 +96,6 @@ def test_a_run_on_a_busy_machine_contradicts():
     assert headlines.contradictions(chapter(BELOW + line), []) == [f"cell 2: {line}"]
 
 
-def test_chapters_declare_by_their_numbers(tmp_path):
-    path = tmp_path / "03_automatic.ipynb"
-    assert headlines.declared(path) is None
-    file = tmp_path / "headlines.toml"
-    file.write_text('[[03]]\nline = "a"\nratio = [1, inf]\n[[04]]\nline = "b"\nnumber = [0, 1]')
-    assert headlines.declared(path) == [{"line": "a", "ratio": [1, float("inf")]}]
-    assert headlines.declared(tmp_path / "07_gpus.ipynb") == []
-
-
 @pytest.mark.parametrize(
     "text", ['line = "a"', "ratio = [0, 1]", 'line = "a"\nratio = [0, 1]\nnumber = [0, 1]',
              'line = "a"\nratio = [0, 1]\nwich = 2', 'line = "a"\nratio = [1]']

@@ -69,10 +69,10 @@ def test_seeds_are_moved_in_the_sources_of_notebooks():
 
 def test_failures_are_read_out_of_the_table_of_a_run():
     table = (
-        "chapter                seconds  figures  result\n"
-        "05_multi_gpu              23.9        3  ok\n"
-        "09_tensor                 76.5        4  failed in cell 33: AssertionError: \n"
-        "total                    100.4        7  1 of 2 failed\n"
+        "chapter                seconds  result\n"
+        "05_multi_gpu              23.9  ok\n"
+        "09_tensor                 76.5  failed in cell 33: AssertionError: \n"
+        "total                    100.4  1 of 2 failed\n"
     )
     (failure,) = matrix.failures_in("chapters", table)
     assert failure.startswith("09_tensor ") and "cell 33" in failure

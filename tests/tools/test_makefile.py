@@ -20,12 +20,8 @@ def make(folder, *arguments):
     return subprocess.run(["make", *arguments], cwd=folder, env=env, capture_output=True, text=True)
 
 
-def make_run(folder, python, *options):
-    return make(folder, "run", f"PYTHON={python}", *options)
-
-
 def fake_python(folder, pip_status=0, version="3.11.0"):
-    """Make a Python whose venv holds a pip that notes its arguments and ends as told."""
+    """Return `PYTHON=...` for a Python whose venv holds a pip that notes its arguments."""
     numbers = tuple(map(int, version.split(".")))
     python = folder / "fake-python"
     python.write_text(
@@ -41,13 +37,13 @@ def fake_python(folder, pip_status=0, version="3.11.0"):
     python.chmod(0o755)
     (folder / "Makefile").write_text(MAKEFILE)
     (folder / "pyproject.toml").write_text("")
-    return python
+    return f"PYTHON={python}"
 
 
 @pytest.mark.parametrize("version", ["3.9.2", "3.14.0"])
 def test_a_python_that_was_not_tried_is_refused(tmp_path, version):
     """`make` says which one it found and what to do."""
-    done = make_run(tmp_path, fake_python(tmp_path, version=version))
+    done = make(tmp_path, "run", fake_python(tmp_path, version=version))
     assert done.returncode != 0
     assert "runs on Python 3.11, 3.12 and 3.13" in done.stdout
     assert f"Python {version}. Name another one: make PYTHON=python3.12" in done.stdout
@@ -56,7 +52,7 @@ def test_a_python_that_was_not_tried_is_refused(tmp_path, version):
 
 def test_second_call_does_not_set_up_again(tmp_path):
     python = fake_python(tmp_path)
-    first, second = make_run(tmp_path, python), make_run(tmp_path, python)
+    first, second = make(tmp_path, "run", python), make(tmp_path, "run", python)
     assert first.returncode == second.returncode == 0, first.stdout + first.stderr
     assert "1/3 torch==" in first.stdout and "pip says" not in first.stdout
     assert second.stdout == ""
@@ -69,7 +65,7 @@ def test_second_call_does_not_set_up_again(tmp_path):
 
 
 def test_builds_without_cuda_are_those_of_torch_and_of_torchvision(tmp_path):
-    make_run(tmp_path, fake_python(tmp_path), "CPU=1")
+    make(tmp_path, "run", fake_python(tmp_path), "CPU=1")
     calls = (tmp_path / "pip.txt").read_text().splitlines()
     index = "--index-url https://download.pytorch.org/whl/cpu"
     assert [call.split()[-3] for call in calls if call.endswith(index)] == [
@@ -81,7 +77,7 @@ def test_builds_without_cuda_are_those_of_torch_and_of_torchvision(tmp_path):
 def test_failed_set_up_shows_the_log_and_is_tried_again(tmp_path):
     python = fake_python(tmp_path, pip_status=1)
     for attempt in (1, 2):
-        done = make_run(tmp_path, python)
+        done = make(tmp_path, "run", python)
         assert done.returncode != 0
         assert "pip says" in done.stdout and "setup.log" in done.stdout
         assert len((tmp_path / "pip.txt").read_text().splitlines()) == attempt

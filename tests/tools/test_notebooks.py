@@ -60,18 +60,6 @@ def good_chapter(num_cells=16):
     return notebook
 
 
-def test_good_chapter_passes_all_checks(tmp_path):
-    nbformat.write(good_chapter(), tmp_path / "01_good.ipynb")
-    assert hygiene.problems(tmp_path / "01_good.ipynb") == []
-
-
-def test_a_cell_at_the_limit_passes_all_checks(tmp_path):
-    notebook = good_chapter()
-    notebook.cells[1].source = "from x import (\n    y,\n)\n" + "x = 1\n" * hygiene.MAX_LINES
-    nbformat.write(notebook, tmp_path / "01_good.ipynb")
-    assert hygiene.problems(tmp_path / "01_good.ipynb") == []
-
-
 def output(text):
     return [new_output("stream", name="stdout", text=text)]
 
@@ -94,7 +82,8 @@ def both(first, second):
 
 
 FAULTS = {  # (the check that finds it, a part of what it says, what makes it)
-    "a shared id": ("form", "cell 2", lambda nb: nb.cells[1].update(id=nb.cells[0].id)),
+    "a shared id": ("form", "Non-unique", lambda nb: nb.cells[1].update(id=nb.cells[0].id)),
+    "no id": ("form", "missing an id", lambda nb: nb.cells[1].pop("id")),
     "no notebook": ("form", "not a valid", cell(0, extra=3)),
     "another kernel": ("form", "python9", lambda nb: nb.metadata.kernelspec.update(name="python9")),
     "not executed": ("executed", "cell 4", cell(3, execution_count=None)),
@@ -148,17 +137,27 @@ FAULTS = {  # (the check that finds it, a part of what it says, what makes it)
         "prose", "cell 32: no prose after",
         both(cell(31, outputs=shown("image/png", PNG)), lambda nb: nb.cells.pop()),
     ),
-    "a long cell": ("length", "cell 4: 46", cell(3, source="x = 1\n" * 46)),
-    "an empty cell": ("length", "cell 4", cell(3, source="")),
-    "an image without text": ("images", "cell 3", cell(2, source="Text ![](a.png) text.")),
-    "a drawing without text": ("images", "cell 3", cell(2, source="Text ![][ring] text.")),
-    "an HTML image without text": (
-        "images", "cell 3", cell(2, source='Text <img src="a.png" alt="">')
-    ),
+    "a long cell": ("length", "cell 4: 47", cell(3, source="x = 1\n" * 47)),
+    "an empty cell": ("length", "cell 4: 0", cell(3, source="")),
     "a large file": (
         "size", "bytes", lambda nb: nb.cells[1].outputs[1].data.update({"image/png": "A" * 1500000})
     ),
 }  # fmt: skip
+
+
+ALLOWED = {
+    "nothing else": lambda nb: None,
+    "a cell at the limit": cell(1, source="x = 1\n" * hygiene.MAX_LINES),
+    "a tagged error": cell(3, outputs=error(), metadata={"tags": ["raises-exception"]}),
+}
+
+
+@pytest.mark.parametrize("change", ALLOWED.values(), ids=ALLOWED)
+def test_a_good_chapter_passes_all_checks(change, tmp_path):
+    notebook = good_chapter()
+    change(notebook)
+    nbformat.write(notebook, tmp_path / "01_good.ipynb")
+    assert hygiene.problems(tmp_path / "01_good.ipynb") == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -173,14 +172,6 @@ def test_each_fault_is_found(fault, tmp_path):
     assert found[0].startswith("01_bad.ipynb: ")
     others = [name for name in hygiene.CHECKS if name != check]
     assert hygiene.problems(path, others) == []
-
-
-def test_tagged_errors_are_allowed(tmp_path):
-    notebook = good_chapter()
-    notebook.cells[3].update(outputs=error())
-    notebook.cells[3].metadata["tags"] = ["raises-exception"]
-    nbformat.write(notebook, tmp_path / "01_error.ipynb")
-    assert hygiene.problems(tmp_path / "01_error.ipynb") == []
 
 
 @pytest.mark.parametrize("text", [
@@ -262,13 +253,12 @@ def test_exit_status_and_traceback(three_chapters):
 
 def test_table(three_chapters):
     _, done, _ = three_chapters
-    rows = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
-    rows = {row[0]: row[2:] for row in rows if len(row) == 4 and row[1][-2:-1] == "."}
-    assert rows == {
-        "01_first": ["1", "ok"],
-        "02_bad": ["0", "failed in cell 2: ZeroDivisionError: division by zero"],
-        "03_last": ["0", "ok"],
-        "total": ["1", "1 of 3 failed"],
+    rows = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    assert {row[0]: row[2] for row in rows if len(row) == 3 and row[1][-2:-1] == "."} == {
+        "01_first": "ok",
+        "02_bad": "failed in cell 2: ZeroDivisionError: division by zero",
+        "03_last": "ok",
+        "total": "1 of 3 failed",
     }
 
 
@@ -377,40 +367,24 @@ def test_chapter_that_shows_a_path_is_not_written(tmp_path):
     assert path.read_bytes() == before
 
 
-@pytest.fixture(scope="module")
-def run_alone(tmp_path_factory):
-    """Run a chapter that shows a path; nothing is written back. Returns the bytes before, too.
-
-    The user has a kernel named python3, which must not be taken.
-    """
-    folder, data = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("data")
-    spec = data / "kernels" / "python3"
+def test_a_run_alone_takes_this_python_and_changes_no_notebook(tmp_path, monkeypatch):
+    """Not the user's kernel of the name python3; and it minds no path of the machine."""
+    spec = tmp_path / "data" / "kernels" / "python3"
     spec.mkdir(parents=True)
     (spec / "kernel.json").write_text(json.dumps({"argv": ["/bin/false"], "display_name": "no"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "data"))
     where = f"import sys; assert sys.prefix == {sys.prefix!r}"
-    path = write_chapter(folder / "01_who.ipynb", where, "print('see /home/' + 'ada/x')")
+    path = write_chapter(tmp_path / "01_who.ipynb", where, "print('see /home/' + 'ada/x')")
     before = path.read_bytes()
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("JUPYTER_PATH", str(data))
-        return path, runner(folder), before
-
-
-def test_kernel_is_this_python(run_alone):
-    _, done, _ = run_alone
+    done = runner(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert path.read_bytes() == before
 
 
 def printed(path):
     """Return what each cell of a chapter printed, if it did."""
     cells = nbformat.read(path, as_version=4).cells
     return [cell.outputs[0].text for cell in cells if cell.get("outputs")]
-
-
-def test_run_alone_changes_no_notebook(run_alone):
-    """Only a run that writes back minds paths of the machine."""
-    path, done, before = run_alone
-    assert done.returncode == 0
-    assert path.read_bytes() == before
 
 
 def test_slow_cell_and_dead_kernel_fail_and_the_rest_runs(tmp_path):
@@ -553,7 +527,7 @@ def test_a_page_declares_its_headline_lines_by_its_name(with_pages):
 def test_no_chapter_is_no_success(tmp_path):
     done = runner(tmp_path)
     assert done.returncode != 0
-    assert "no chapter" in done.stderr
+    assert "no notebook NN_topic.ipynb in" in done.stderr
 
 
 def test_the_core_of_a_chapter_ends_before_its_exercises(tmp_path):
@@ -564,7 +538,7 @@ def test_the_core_of_a_chapter_ends_before_its_exercises(tmp_path):
     notebook.cells[2].source += "\n\n## Exercises\n\n1. Why?"
     nbformat.write(notebook, path)
     done = runner(tmp_path, "--core")
-    assert done.returncode == 0 and "1 ok" in done.stdout
+    assert done.returncode == 0 and "all 1 ok" in done.stdout
     assert not (tmp_path / "deeper").exists()
     executed = nbformat.read(tmp_path / "build" / "01_a.ipynb", as_version=4)
     assert [cell.source for cell in executed.cells] == core
@@ -584,12 +558,11 @@ print("the ratio:", {1: 1.4, 2: 1.3}.get(count, 1.1))
 
 @pytest.fixture
 def gate(tmp_path, monkeypatch):
-    """Return a folder of two chapters, an idle machine, on which two threads gain 1.9.
+    """Return a folder of two chapters, on an idle machine.
 
     The first chapter has to show at most 1.2, and does so at its third run.
     """
     monkeypatch.setattr(idle, "wait", lambda say, stopped: "")
-    monkeypatch.setattr(idle, "gain_of_two_threads", lambda: 1.9)
     write_chapter(tmp_path / "03_count.ipynb", COUNT)
     write_chapter(tmp_path / "04_last.ipynb", "open('last', 'w').close()")
     declare(tmp_path, 1.2)
@@ -601,20 +574,17 @@ def declare(folder, high):
     (folder / "headlines.toml").write_text(table)
 
 
-def test_a_chapter_is_executed_until_it_shows_what_it_declares(gate, monkeypatch):
-    notes = []
-    monkeypatch.setattr(idle.Watch, "note", lambda self: notes.append(self))
+def test_a_chapter_is_executed_until_it_shows_what_it_declares(gate):
     done = runner(gate, "--in-place")
     assert done.returncode == 0 and (gate / "count").read_text() == "3"
     assert printed(gate / "03_count.ipynb") == ["the ratio: 1.1\n"]
     for number, ratio in ((1, 1.4), (2, 1.3)):
-        assert f"03_count: try {number} of 3, on " in done.stdout
+        assert f"03_count: try {number} of 3:" in done.stdout
         assert f"cell 2: 'the ratio:' has the number {ratio}, declared 0.8 to 1.2" in done.stdout
     assert "has the number 1.1" not in done.stdout
     assert (gate / "last").exists()
     lines = done.stderr.splitlines()
     assert "2/2" in lines[-1], lines  # the cells of three tries count once
-    assert len(notes) == 4 and len({*notes}) == 4  # after each cell, of each try by itself
 
 
 def test_a_chapter_that_never_shows_it_is_not_written(gate):
@@ -625,7 +595,7 @@ def test_a_chapter_that_never_shows_it_is_not_written(gate):
     assert (gate / "03_count.ipynb").read_bytes() == before
     assert re.search("^03_count .* not written: .* in 3 tries$", done.stdout, re.MULTILINE)
     told = done.stdout.partition("\n03_count.ipynb: not written")[2]
-    assert re.findall(r"try (\d) of 3.* gained 1\.90", told) == ["1", "2", "3"]
+    assert re.findall(r"try (\d) of 3", told) == ["1", "2", "3"]
     assert re.findall(r"the number (\S+), declared 0.8 to 1.0", told) == ["1.4", "1.3", "1.1"]
 
 
@@ -671,13 +641,13 @@ def test_ctrl_c_while_the_run_waits_for_an_idle_machine(gate, monkeypatch):
 
 
 def test_ctrl_c_while_a_chapter_is_written_back(gate, monkeypatch):
-    write = nbformat.write
+    writes = nbformat.writes
 
-    def interrupted(notebook, file):
+    def interrupted(notebook):
         signal.raise_signal(signal.SIGINT)
-        write(notebook, file)
+        return writes(notebook)
 
-    monkeypatch.setattr(nbformat, "write", interrupted)
+    monkeypatch.setattr(nbformat, "writes", interrupted)
     declare(gate, 1.4)
     done = runner(gate, "--in-place")
     assert done.returncode == 130

@@ -40,11 +40,9 @@ _FOLD = '<details class="answer"><summary>Your answer first. Then open what foll
 
 
 class Sources:
-    """The source folder of Sphinx, with the same paths as in the repository.
+    """The source folder of Sphinx, with the same paths as in the repository, `root`.
 
-    Args:
-        folder: the folder; its previous contents are deleted.
-        root: the repository, or a folder like it.
+    Its previous contents are deleted.
     """
 
     def __init__(self, folder, root=ROOT):
@@ -77,26 +75,22 @@ class Sources:
                 self.write_notebook(path, "# ", self.how_to_run(path.name))
             else:
                 self.write_text(path.relative_to(self.root), path.read_text("utf-8"))
-        texts = reference().items()
-        references = [self.write_text(f"reference/{name}.md", text) for name, text in texts]
+        references = reference()
+        for name, text in references.items():
+            self.write_text(f"reference/{name}.md", text)
         text = self.readme.read_text("utf-8")
         self.write_text("index.md", f"{text}\n{self.contents(references)}\n")
 
     def write_text(self, name, text):
-        """Write a text page; return its name without suffix, for a table of contents."""
+        """Write a text page."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.with_links(text, self.root / name), "utf-8")
-        return str(name).rpartition(".")[0]
 
     def write_notebook(self, path, heading, note, below=()):
-        """Write a notebook.
+        """Write a notebook, with another `heading` than "# " and a note below its title.
 
-        Args:
-            path: its path in the repository.
-            heading: the replacement of "# " in the title.
-            note: the text below the title.
-            below: the notebooks below it in tables of contents.
+        `below`: the notebooks below it in tables of contents.
         """
         notebook = nbformat.read(path, as_version=4)
         if path in self.exercises:
@@ -112,9 +106,7 @@ class Sources:
             r"^# (.*)$", rf"{heading}\1\n\n{note}", first.source, count=1, flags=re.M
         )
         if below:
-            names = [other.relative_to(path.parent).with_suffix("").as_posix() for other in below]
-            text = "\n".join(["```{toctree}", ":hidden:", "", *names, "```"])
-            notebook.cells.append(new_markdown_cell(text))
+            notebook.cells.append(new_markdown_cell(_table_of_contents(below, path.parent)))
         target = self.folder / path.relative_to(self.root)
         target.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, target)
@@ -175,24 +167,25 @@ class Sources:
 
     def contents(self, references):
         """Return the tables of contents for the first page."""
-        names = {
+        tables = {
             "Chapters": self.chapters,
             "Exercises": self.exercises,
             "Guides": self.docs,
             "For teachers": self.teaching,
             "Help": self.others,
+            "Reference": [self.root / "reference" / name for name in references],
         }
-        contents = {c: [self.name(path) for path in paths] for c, paths in names.items()}
-        contents["Reference"] = references
         return "\n\n".join(
-            "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *docs, "```"])
-            for caption, docs in contents.items()
-            if docs
+            _table_of_contents(paths, self.root, f":caption: {caption}")
+            for caption, paths in tables.items()
+            if paths
         )
 
-    def name(self, path):
-        """Return the name of a page in a table of contents."""
-        return path.relative_to(self.root).with_suffix("").as_posix()
+
+def _table_of_contents(paths, folder, *options):
+    """Return a hidden table of contents of pages, for a page in `folder`."""
+    names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
+    return "\n".join(["```{toctree}", ":hidden:", *options, "", *names, "```"])
 
 
 def fold_answers(cells):
@@ -200,9 +193,6 @@ def fold_answers(cells):
 
     A fold is a `details` element, which needs no script. It contains no heading, so it stays within
     one section of the page.
-
-    Args:
-        cells: the cells of a notebook.
     """
     texts = [cell for cell in cells if cell.cell_type == "markdown"]
     is_open = False
@@ -244,14 +234,9 @@ def _description(cell):
 
 
 def build(folder, root=ROOT):
-    """Build the book and check it.
+    """Build the book, with its pages in `folder / "html"`; return a list of problems.
 
-    Args:
-        folder: the target folder; pages are in its subfolder "html".
-        root: the repository, or a folder like it.
-
-    Returns:
-        A list of problems; Sphinx prints its own.
+    Sphinx prints its own.
     """
     Sources(folder / "source", root).write()
     html = folder / "html"

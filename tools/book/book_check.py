@@ -23,11 +23,7 @@ _NO_TEXT = re.compile(r"(?s)<(code|pre|script|style|math)\b.*?</\1>")
 
 
 def problems(folder):
-    """List the problems of a built book, as lines `page: problem`.
-
-    Args:
-        folder: the folder of the pages.
-    """
+    """List the problems of a built book, as lines `page: problem`."""
     pages = [path for path in folder.rglob("*.html") if "_static" not in path.parts]
     if folder / "index.html" not in pages:
         return [f"no index.html among the {len(pages)} pages"]

@@ -35,11 +35,9 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
 
-import latex2mathml.converter
 from contents import DRAWING, FOLDER, find_chapters, read_chapter
-from mistune.plugins.table import table_in_quote
+from mathml import markdown_to_html
 from nbconvert import SlidesExporter
-from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from traitlets.config import Config
 
@@ -68,27 +66,9 @@ _MARK = re.compile(r"<math[^>]*>(?:(?!</math>).)*</math>[.,;:?!)]+")  # keeps ma
 _STATEMENT = re.compile(r"(?!else|elif|except|finally)[\w@#]")  # unindented
 
 
-class Renderer(IPythonRenderer):
-    """Markdown renderer with formulas as MathML, and links to the web only."""
-
-    def inline_math(self, body):
-        """Return an inline formula."""
-        return latex2mathml.converter.convert(body, display="inline")
-
-    def block_math(self, body):
-        """Return a displayed formula."""
-        return latex2mathml.converter.convert(body, display="block")
-
-    def link(self, text, url, title=None):
-        """Return a link to the web, or only the text of other links."""
-        return super().link(text, url, title) if url.startswith("http") else text
-
-
 def to_html(source):
     """Render the text of a cell."""
-    markdown = MarkdownWithMath(Renderer(escape=False, exclude_anchor_links=True))
-    table_in_quote(markdown)
-    return _MARK.sub(r'<span class="whole">\g<0></span>', markdown.render(source))
+    return _MARK.sub(r'<span class="whole">\g<0></span>', markdown_to_html(source))
 
 
 @dataclass

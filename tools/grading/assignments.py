@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
 
 import nbformat
-from contents import ANSWERS, FOLDER, find_chapters
+from contents import ANSWERS, FOLDER, find_chapters, replace_file
 from nbgrader.preprocessors import (
     CheckCellMetadata,
     ClearHiddenTests,
@@ -37,18 +37,6 @@ _LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)[)#]")
 _TO_ANSWERS = re.compile(rf"\[([^\]]*)\]\([^)\s]*{ANSWERS}\.ipynb[^)\s]*\)")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 _LOG = logging.getLogger("nbgrader")
-
-
-def find_exercises(folder, names=()):
-    """List exercise notebooks, as `find_chapters` lists chapters.
-
-    Raises:
-        ValueError: a name matches no notebook, or the folder has none.
-    """
-    paths = find_chapters(folder, names)
-    if not paths:
-        raise ValueError(f"no exercises NN_topic.ipynb in {folder}")
-    return paths
 
 
 def without_solutions(notebook):
@@ -79,11 +67,9 @@ def release(notebook):
 def hand_out(notebooks=FOLDER, names=(), answers=True):
     """Return the files for students, a dict from paths in their folder to bytes.
 
-    The layout is that of the repository, so that links work: chapters, troubleshooting and notation
-    at the top, pages in `deeper`, exercises in `exercises`.
+    The layout is that of the repository, so that links work.
 
     Args:
-        notebooks: the folder of the chapters.
         names: numbers or names of the exercises to include; empty means all.
         answers: whether to include the pages of answers. If not, links to them become plain text.
 
@@ -91,7 +77,7 @@ def hand_out(notebooks=FOLDER, names=(), answers=True):
         ValueError: a solution remains, or a link is broken.
     """
     chapters = [*find_chapters(notebooks, pages=True), *notebooks.glob("troubleshooting.ipynb")]
-    exercises = find_exercises(notebooks / "exercises")
+    exercises = find_chapters(notebooks / "exercises")
     texts = {path.name: path.read_text("utf-8") for path in sorted(notebooks.glob("*.md"))}
     handed = {}
     for path in chapters:
@@ -110,7 +96,7 @@ def hand_out(notebooks=FOLDER, names=(), answers=True):
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
             if target not in handed and target not in texts:
                 raise ValueError(f"{name}: {link} leads nowhere")
-    for path in {*exercises} - {*find_exercises(notebooks / "exercises", names)}:
+    for path in {*exercises} - {*find_chapters(notebooks / "exercises", names)}:
         del handed[f"exercises/{path.name}"]
     texts |= {name: f"{nbformat.writes(notebook)}\n" for name, notebook in handed.items()}
     return {name: texts[name].encode() for name in sorted(texts)}
@@ -143,8 +129,7 @@ def main(arguments=None):
         return 1
     shutil.rmtree(options.build, ignore_errors=True)
     for name, content in files.items():
-        (options.build / name).parent.mkdir(parents=True, exist_ok=True)
-        (options.build / name).write_bytes(content)
+        replace_file(options.build / name, content)
     count = sum(name.startswith("exercises/") for name in files)
     print(f"{count} notebooks without solutions, and the chapters without outputs: {options.build}")
     return 0

@@ -18,9 +18,9 @@ import os
 import re
 import shutil
 import stat
+import symtable
 import sys
 import time
-import unicodedata
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -35,9 +35,10 @@ import moved
 import nbformat
 import sandbox
 import session
-from assignments import find_exercises, release, without_solutions
-from contents import FOLDER
+from assignments import release, without_solutions
+from contents import FOLDER, find_chapters
 from nbgrader.utils import determine_grade, is_grade, is_solution
+from wcwidth import wcswidth
 
 BUILD = FOLDER.parent / "build" / "grades"
 CELL_SECONDS = 30.0
@@ -170,7 +171,7 @@ def find_submissions(folder, sources):
     students = [entry for entry in entries if entry.is_dir() and entry.name[0] != "."]
     if not students:
         raise ValueError(f"no folders of students in {folder}")
-    known = {path.stem: path for path in find_exercises(sources[0].parent)}
+    known = {path.stem: path for path in find_chapters(sources[0].parent)}
     loose = [path for path in entries if path.suffix == ".ipynb" and not path.is_dir()]
     submissions = [Submission("", path, path, "nobody") for path in loose]
     handed_in = {}
@@ -291,16 +292,10 @@ def read_cell(cell):
     return {
         "cell_type": kind,
         "source": source,
-        "heading": _heading(kind, source),
+        "heading": feedback.heading({"cell_type": kind, "source": source}, "## ").strip(),
         "id": str(cell.get("id", "")),
         "grade_id": str(metadata.get("grade_id", "")),
     }
-
-
-def _heading(kind, source):
-    """Return the heading of an exercise if the cell begins with one, otherwise ""."""
-    is_one = kind == "markdown" and source.startswith("## ")
-    return source.splitlines()[0].strip() if is_one else ""
 
 
 def merge(source, cells):
@@ -402,23 +397,14 @@ def _pop_nearby_answer(source, i, added, anything):
 
     `anything`: accept any code between heading and check if none defines the names of the cell.
     """
-    stub = source.cells[i].source
     checks = [place for place, cell in enumerate(source.cells) if is_grade(cell)]
-    headings = [i for i, cell in enumerate(source.cells) if _heading(cell.cell_type, cell.source)]
+    headings = [i for i, cell in enumerate(source.cells) if feedback.heading(cell, "## ")]
     before = max((place for place in checks if place < i), default=-1)
     check = min((place for place in checks if place > i), default=i)
     heading = max((place for place in headings if place < i), default=before)
-    names = re.findall(r"^(?:def|class) (\w+)", stub, re.MULTILINE)
-    for line in re.findall(r"^(\w[\w ,=]*?) *=(?!=)", stub, re.MULTILINE):
-        names += re.findall(r"\w+", line)
-    one = "|".join(names)
-    defines = re.compile(
-        rf"^(?:(?:async )?def|class) +(?:{one})\b"
-        rf"|^(?:\w+ *[,=] *)*(?:{one}) *(?:[,=](?!=)|:[^=\n]+=)",
-        re.MULTILINE,
-    )
+    names = _names(source.cells[i].source)
     beside = [(place, cell) for place in range(before, check + 1) for cell in added[place]]
-    found = [pair for pair in beside if names and defines.search(pair[1]["source"])]
+    found = [pair for pair in beside if names & _names(pair[1]["source"])]
     code = [pair for pair in beside if pair[1]["cell_type"] == "code"]
     found = [pair for pair in code if pair in found] or found
     if anything and not found:
@@ -426,6 +412,15 @@ def _pop_nearby_answer(source, i, added, anything):
     for place, cell in found:
         added[place].remove(cell)
     return [cell for _, cell in found]
+
+
+def _names(source):
+    """Return the names that code defines outside of functions and classes."""
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        code = re.sub(r"^[%!].*$", "", source, flags=re.MULTILINE)  # without magics
+        table = symtable.symtable(code, "cell", "exec")
+        return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned()}
+    return set()
 
 
 def grade_id(cell):
@@ -511,12 +506,7 @@ def grade_all(submissions, parallel, folder, **how):
     """Grade submissions, and write their feedback pages.
 
     Those that exceed a time limit run again, alone: a busy machine must not cost them points.
-
-    Args:
-        submissions: a list of `Submission`, whose points are set.
-        parallel: the number of notebooks to execute at a time.
-        folder: the folder of the pages.
-        how: the other arguments of `grade`.
+    `parallel`: the number of notebooks to execute at a time; `how`: see `execution.execute`.
     """
     pool = ThreadPoolExecutor(parallel)
     running = {pool.submit(grade, one, **how): one for one in submissions}
@@ -563,20 +553,14 @@ def table(submissions):
     if strays := [one for one in submissions if not one.scores]:
         named = [(shown(one.student), f"{shown(one.path.name)}: {one.fault}") for one in strays]
         blocks.append([("other files", ""), *named])
-    width = max(_width(row[0]) for rows in blocks for row in rows)
+    width = max(wcswidth(row[0]) for rows in blocks for row in rows)
     return "\n\n".join("\n".join(_line(row, width) for row in rows) for rows in blocks)
 
 
 def _line(row, width):
     name, *numbers, remark = row
-    name += " " * (width - _width(name))
+    name += " " * (width - wcswidth(name))
     return f"{name}  {' '.join(f'{number:>4}' for number in numbers)}  {remark}".rstrip()
-
-
-def _width(text):
-    """Return the width of a text in a terminal, in columns."""
-    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
-    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def shown(name):
@@ -623,7 +607,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     start = time.perf_counter()
     try:
-        sources = find_exercises(options.folder, options.names)
+        sources = find_chapters(options.folder, options.names)
         submissions = find_submissions(options.submitted, sources)
         sandbox.check()
     except (ValueError, OSError, sandbox.NoSandbox) as error:

@@ -46,7 +46,9 @@ async def main(channel):
         request = json.loads(file.readline())
     asyncio.get_running_loop().add_reader(channel, os._exit, 1)  # if the other end closes
     cells = [new_code_cell(source) for _, source in request["cells"]]
-    client = Client(new_notebook(cells=cells), timeout=None, allow_errors=True)
+    client = Client(
+        new_notebook(cells=cells), timeout=None, allow_errors=True, coalesce_streams=True
+    )
     client.channel = channel
     async with client.async_setup_kernel(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
         for place, (number, _) in enumerate(request["cells"]):

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,24 +54,16 @@ def instruction_set(aten, onednn, mkl):
 class Condition:
     """A difference between another machine, or its user, and this one.
 
-    Attributes:
-        variables: environment variables.
-        prefix: a command that runs its arguments under the condition.
-        needs: a CPU flag; without it this machine itself is such a machine.
-        seeds: an offset added to each `manual_seed` in notebooks; tests do not run.
-        folder: the name of the copy of the tree in which to run; "" runs in this tree.
-        busy: whether other processes keep all cores busy.
-        memory: a limit in bytes, 0 for none; chapters then run one by one, and their peaks are
-            recorded.
+    With a limit of memory chapters run one by one, and their peaks are recorded.
     """
 
-    variables: dict = field(default_factory=dict)
-    prefix: tuple = ()
-    needs: str = ""
-    seeds: int = 0
-    folder: str = ""
-    busy: bool = False
-    memory: int = 0
+    variables: dict = field(default_factory=dict)  # of the environment
+    prefix: tuple = ()  # a command that runs its arguments under the condition
+    needs: str = ""  # a CPU flag; without it this machine itself is such a machine
+    seeds: int = 0  # an offset added to each `manual_seed` in notebooks; tests do not run
+    folder: str = ""  # the name of the copy of the tree in which to run; "" runs in this tree
+    busy: bool = False  # whether other processes keep all cores busy
+    memory: int = 0  # a limit in bytes, 0 for none
 
 
 def _cores():
@@ -112,26 +104,18 @@ def condition_of(name):
     if unknown := [part for part in parts if part not in CONDITIONS]:
         raise ValueError(f"no condition {unknown[0]!r}: choose from {', '.join(CONDITIONS)}")
     conditions = [CONDITIONS[part] for part in parts]
-    variables = {}
-    for condition in conditions:
-        variables |= condition.variables
-    return Condition(
-        variables,
-        prefix=sum((condition.prefix for condition in conditions), ()),
-        needs=max(condition.needs for condition in conditions),
-        seeds=sum(condition.seeds for condition in conditions),
-        folder=max((condition.folder for condition in conditions), key=len),
-        busy=any(condition.busy for condition in conditions),
-        memory=max(condition.memory for condition in conditions),
-    )
+    variables = dict(ChainMap(*(condition.variables for condition in conditions)))
+    prefix = sum((condition.prefix for condition in conditions), ())
+    others = {
+        name: max(getattr(condition, name) for condition in conditions)
+        for name in ("needs", "seeds", "folder", "busy", "memory")
+    }
+    return Condition(variables, prefix, **others)
 
 
 @contextlib.contextmanager
 def limited(num_bytes):
-    """Create a control group with a memory limit, and remove it after the block.
-
-    Yields:
-        The prefix of a command to run in it, () if `num_bytes` is 0.
+    """Create a control group with a memory limit; yield the prefix of a command to run in it.
 
     Raises:
         OSError: control groups cannot be created on this machine.
@@ -190,10 +174,9 @@ def tree(condition):
         copy = Path(folder, condition.folder)
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
         names = subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")
-        for name in filter(None, names):
-            if (ROOT / name).is_file():
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, copy / name)
+        there = [name for name in names if (ROOT / name).is_file()]
+        copy.mkdir(parents=True)
+        subprocess.run(["cp", "--parents", *there, copy], cwd=ROOT, check=True)
         if condition.seeds:
             for path in copy.glob("notebooks/**/*.ipynb"):
                 path.write_text(with_seeds(path.read_text("utf-8"), condition.seeds), "utf-8")
@@ -235,10 +218,7 @@ def run(name, condition, parts, names):
     """Run the parts under one condition, and merge the results into its result.json.
 
     The file has a dict: "failures", pairs (part, text); "peaks", bytes by chapter; "ran", duration
-    and chapters by part.
-
-    Returns:
-        The number of failures.
+    and chapters by part. Returns the number of failures.
     """
     out = OUT / name
     out.mkdir(parents=True, exist_ok=True)
@@ -319,7 +299,7 @@ def failures_in(part, text):
     """Return the lines of a part's output that report failures."""
     if part == "tests":
         return re.findall(r"^(?:FAILED|ERROR) (.+)$", text, re.MULTILINE)
-    return re.findall(r"^(\w+ +[\d.]+ +\d+  (?!ok).+)$", text, re.MULTILINE)[:-1]
+    return re.findall(r"^(\w+ +\d+\.\d  (?!ok).+)$", text, re.MULTILINE)[:-1]
 
 
 def tables():
@@ -341,7 +321,11 @@ def tables():
         peaks |= result["peaks"]
         for file in sorted((OUT / name).glob("*.jsonl")):
             for line in file.read_text().splitlines():
-                _keep_worst(seen[file.stem], json.loads(line), name)
+                entry = json.loads(line)
+                row = entry["difference"], entry["bound"], name
+                worst = seen[file.stem].setdefault(entry["key"], row)
+                if row[0] * worst[1] > worst[0] * row[1]:  # nearer to its bound
+                    seen[file.stem][entry["key"]] = row
     if peaks:
         lines.append("peak of memory, with all children, one at a time")
         lines += [f"  {label:<42} {peak / 1e9:5.2f} GB" for label, peak in peaks.items()]
@@ -352,14 +336,6 @@ def tables():
             numbers = f"{difference:7.1e} {bound:7.1e} {ratio:7.1e}"
             lines.append(f"  {numbers} {name:<10} {' '.join(key.split())[:120]}")
     return "\n".join(lines)
-
-
-def _keep_worst(rows, entry, name):
-    """Keep the entry of each comparison that is nearest to its bound."""
-    difference, bound = entry["difference"], entry["bound"]
-    before = rows.get(entry["key"])
-    if before is None or difference * before[1] > before[0] * bound:
-        rows[entry["key"]] = difference, bound, name
 
 
 def main(arguments=None):

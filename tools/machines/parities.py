@@ -4,8 +4,8 @@
 It appends a line of JSON for each comparison to the file in the variable `D2LPAR_PARITIES`.
 
 In notebooks it records assertions such as `assert x < 1e-5`, if the bound contains a number below
-`SMALL`, and calls of `torch.testing.assert_close`, `numpy.testing.assert_allclose` and `expect`; in
-tests `torch.testing.assert_close`.
+`SMALL`, and calls of `torch.testing.assert_close` and `expect`; in tests
+`torch.testing.assert_close`.
 """
 
 import ast
@@ -16,7 +16,7 @@ from pathlib import Path
 
 FILE = "D2LPAR_PARITIES"
 SMALL = 0.01
-CALLS = ("assert_close", "assert_allclose", "expect")
+CALLS = ("assert_close", "expect")
 
 
 class Recorded(ast.NodeTransformer):
@@ -28,14 +28,29 @@ class Recorded(ast.NodeTransformer):
 
     def __init__(self, shell):
         self.shell = shell
+        self.assertion = ""  # the key of the one that is visited
 
     def visit_Assert(self, node):
         """Rewrite `left < right` in the test of an assertion."""
-        node.test = Comparisons(self._key(node)).visit(node.test)
+        self.assertion = self._key(node)
+        node.test = self.visit(node.test)
+        self.assertion = ""
         return node
 
+    def visit_Compare(self, node):
+        """Rewrite a comparison in an assertion whose right side contains a small number."""
+        self.generic_visit(node)
+        if not self.assertion or len(node.ops) > 1 or not isinstance(node.ops[0], ast.Lt | ast.LtE):
+            return node
+        numbers = [n.value for n in ast.walk(node.comparators[0]) if isinstance(n, ast.Constant)]
+        if not any(isinstance(n, float) and 0 < n < SMALL for n in numbers):
+            return node
+        strict = ast.Constant(isinstance(node.ops[0], ast.Lt))
+        arguments = [ast.Constant(self.assertion), node.left, node.comparators[0], strict]
+        return ast.Call(func=_attribute("less"), args=arguments, keywords=[])
+
     def visit_Call(self, node):
-        """Rewrite `expect(...)`, `assert_close(...)` and `assert_allclose(...)`."""
+        """Rewrite `expect(...)` and `assert_close(...)`."""
         key, name = self._key(node), ast.unparse(node.func).rpartition(".")[2]
         self.generic_visit(node)
         if name not in CALLS:
@@ -49,25 +64,6 @@ class Recorded(ast.NodeTransformer):
         chapter = name if Path.cwd().name == "deeper" else name[:2]
         number = self.shell.execution_count - 1  # incremented before a cell runs
         return f"{chapter} cell {number:<3} {ast.unparse(node)}"
-
-
-class Comparisons(ast.NodeTransformer):
-    """AST transformer of each `left < right` in one assertion."""
-
-    def __init__(self, key):
-        self.key = key
-
-    def visit_Compare(self, node):
-        """Rewrite a comparison whose right side contains a small number."""
-        self.generic_visit(node)
-        if len(node.ops) > 1 or not isinstance(node.ops[0], (ast.Lt, ast.LtE)):
-            return node
-        numbers = [n.value for n in ast.walk(node.comparators[0]) if isinstance(n, ast.Constant)]
-        if not any(isinstance(n, float) and 0 < n < SMALL for n in numbers):
-            return node
-        strict = ast.Constant(isinstance(node.ops[0], ast.Lt))
-        arguments = [ast.Constant(self.key), node.left, node.comparators[0], strict]
-        return ast.Call(func=_attribute("less"), args=arguments, keywords=[])
 
 
 def _attribute(name):
@@ -95,17 +91,17 @@ def less(key, left, right, strict):
 
 def assert_close(key, function, actual, expected, *args, **options):
     """Call `torch.testing.assert_close`, and record the entry nearest to its bound."""
+    from torch.testing._comparison import get_tolerances
+
     function(actual, expected, *args, **options)
-    for a, e in _pairs(actual, expected):
-        _note_worst(key, a, e, *_tolerances(a, e, options))
-
-
-def assert_allclose(key, function, actual, desired, rtol=1e-7, atol=0, **options):
-    """Call `numpy.testing.assert_allclose`, and record the entry nearest to its bound."""
-    import torch
-
-    function(actual, desired, rtol=rtol, atol=atol, **options)
-    _note_worst(key, torch.as_tensor(actual), torch.as_tensor(desired), rtol, atol)
+    given = {name: options.get(name) for name in ("rtol", "atol")}
+    for pair in _pairs(actual, expected):
+        rtol, atol = get_tolerances(*pair, **given)
+        a, e = (x.detach().cpu().double().flatten() for x in pair)
+        difference, bound = (a - e).abs().nan_to_num(), atol + rtol * e.abs().nan_to_num(posinf=0)
+        if len(e) and bound.max() > 0:
+            i = (difference / bound.clamp(min=1e-300)).argmax()
+            note(key, difference[i], bound[i])
 
 
 def expect(key, function, what, got, want, **options):
@@ -117,16 +113,6 @@ def expect(key, function, what, got, want, **options):
             difference = (a.detach().cpu().double() - e.detach().cpu().double()).abs()
             if scale:
                 note(key, difference.max() / scale, tolerance)
-
-
-def _tolerances(a, e, options):
-    import torch
-    from torch.testing._comparison import default_tolerances
-
-    if options.get("rtol") is not None:
-        return options["rtol"], options["atol"]
-    tensors = [x for x in (a, e) if isinstance(x, torch.Tensor)]
-    return default_tolerances(*tensors)
 
 
 def _pairs(actual, expected):
@@ -143,14 +129,6 @@ def _pairs(actual, expected):
         a, e = (torch.as_tensor(x) for x in (actual, expected))
         if (a.is_floating_point() or e.is_floating_point()) and a.layout is torch.strided:
             yield a, e
-
-
-def _note_worst(key, a, e, rtol, atol):
-    a, e = (x.detach().cpu().double().flatten() for x in (a, e))
-    difference, bound = (a - e).abs().nan_to_num(), atol + rtol * e.abs().nan_to_num(posinf=0)
-    if len(e) and bound.max() > 0:
-        i = (difference / bound.clamp(min=1e-300)).argmax()
-        note(key, difference[i], bound[i])
 
 
 def pytest_configure(config):

@@ -5,6 +5,7 @@ A lesson is `notebooks/NN_topic.ipynb`; its pages are `notebooks/deeper/NN_topic
 """
 
 import re
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -31,9 +32,11 @@ def find_chapters(folder, names=(), pages=False):
         A list of paths, in the order of the chapters.
 
     Raises:
-        ValueError: a name matches no notebook.
+        ValueError: a name matches no notebook, or the folder has none.
     """
     chapters = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
+    if not chapters:
+        raise ValueError(f"no notebook NN_topic.ipynb in {folder}")
     if pages:
         chapters = [path for chapter in chapters for path in (chapter, *pages_of(chapter))]
     wanted = {Path(name).name.removesuffix(".ipynb") for name in names}
@@ -41,7 +44,7 @@ def find_chapters(folder, names=(), pages=False):
     others = sorted({*Path(folder).glob("*.ipynb")} - {*chapters})
     found += [path for path in others if path.stem in wanted]
     for name in wanted - {key for path in found for key in (path.stem, path.stem[:2])}:
-        known = ", ".join(path.stem for path in chapters) or "none"
+        known = ", ".join(path.stem for path in chapters)
         raise ValueError(f"no chapter {name!r}: choose from {known}")
     return found if names else chapters
 
@@ -50,11 +53,6 @@ def pages_of(chapter):
     """List the deeper pages of a lesson, its answers last."""
     pages = (chapter.parent / "deeper").glob(f"{chapter.name[:2]}_*.ipynb")
     return sorted(pages, key=lambda path: (path.stem.endswith(ANSWERS), path))
-
-
-def is_page(path):
-    """Return whether a notebook is a deeper page."""
-    return path.parent.name == "deeper"
 
 
 def read_chapter(path, core=False):
@@ -67,3 +65,25 @@ def read_chapter(path, core=False):
             del notebook.cells[place + bool(cell.source) :]
             break
     return notebook
+
+
+def printed_texts(cell):
+    """List the printed lines and the results in the outputs of a cell."""
+    outputs = cell.get("outputs", [])
+    return [out.get("text") or out.get("data", {}).get("text/plain", "") for out in outputs]
+
+
+def markdown(path):
+    """Return the texts of a notebook, joined."""
+    cells = read_chapter(path).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+def replace_file(path, data):
+    """Write a file atomically; it keeps its permissions."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.half")
+    half.write_bytes(data)
+    if path.exists():
+        shutil.copymode(path, half)
+    half.replace(path)

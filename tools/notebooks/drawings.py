@@ -23,11 +23,7 @@ DEFINITION = re.compile(rf"\n*{DRAWING.pattern}", re.MULTILINE)
 
 
 def with_drawings(text, folder):
-    """Return the text of a cell, followed by the drawings that it uses.
-
-    Args:
-        text: the text of a cell.
-        folder: the folder of the drawings.
+    """Return the text of a cell, followed by the drawings that it uses, from their folder.
 
     Raises:
         FileNotFoundError: a drawing does not exist.
@@ -35,18 +31,14 @@ def with_drawings(text, folder):
     names = dict.fromkeys(_USE.findall(text))
     text = DEFINITION.sub("", text)
     for name in names:
-        data = base64.b64encode(draw(name, folder).encode()).decode()
+        if not (folder / f"{name}.py").is_file():
+            raise FileNotFoundError(f"no drawing {name}.py in {folder}")
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+        svg = importlib.import_module(name).draw().svg()
+        data = base64.b64encode(svg.encode()).decode()
         text += f"\n\n[{name}]: data:image/svg+xml;base64,{data}"
     return text
-
-
-def draw(name, folder):
-    """Return a drawing as SVG; see `with_drawings`."""
-    if not (Path(folder) / f"{name}.py").is_file():
-        raise FileNotFoundError(f"no drawing {name}.py in {folder}")
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    return importlib.import_module(name).draw().svg()
 
 
 def update(path, folder, check=False):

@@ -17,9 +17,10 @@ import re
 import tomllib
 
 import nbformat
-from contents import is_page
+from contents import printed_texts
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+_NUMBER = r"(-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)"
+_VALUES = {"ratio": re.compile(f" ratio {_NUMBER}"), "number": re.compile(_NUMBER)}
 _NUMBERS_BELOW = re.compile(r"\n *(?=predicted +\S+ (?:measured|modelled) )")
 _BUSY = re.compile(r"took \d+ % of the cores while this ran")
 
@@ -33,8 +34,8 @@ def declared(path):
     Raises:
         ValueError: the file is not in the form above.
     """
-    folder, own = (path.parents[1], path.stem) if is_page(path) else (path.parent, path.name[:2])
-    file = folder / "headlines.toml"
+    is_page = path.parent.name == "deeper"
+    file = path.parents[is_page] / "headlines.toml"
     if not file.exists():
         return None
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -43,21 +44,14 @@ def declared(path):
         known = "line" in table and kinds in ({"ratio"}, {"number"})
         if not known or len(table[kinds.pop()]) != 2:
             raise ValueError(f"{file.name}: chapter {chapter} declares {table}")
-    return tables.get(own, [])
+    return tables.get(path.stem if is_page else path.name[:2], [])
 
 
 def contradictions(notebook, tables):
     """List the outputs of a chapter that contradict its declarations.
 
-    A line which reports that other programs took CPU time is a contradiction, too.
-
-    Args:
-        notebook: a notebook node.
-        tables: the result of `declared` for it.
-
-    Returns:
-        A list of texts such as "cell 18: 'at the same time: maximum' has the ratio 1.30, declared
-        0.85 to 1.15".
+    So does a line which reports that other programs took CPU time. A text is such as "cell 18: 'at
+    the same time: maximum' has the ratio 1.30, declared 0.85 to 1.15".
     """
     lines = list(_lines(notebook))
     found = [f"cell {cell}: {line}" for cell, line in lines if _BUSY.search(line)]
@@ -74,9 +68,9 @@ def contradictions(notebook, tables):
             found.append(f"there is no {place} with {text!r}")
         low, high = table[kind]
         for cell, rest in those:
-            number = _number(rest, kind)
-            if number is None or not low <= float(number.replace(",", "")) <= high:
-                has = f"the {kind} {number}" if number else f"no {kind}"
+            value = _VALUES[kind].search(rest)
+            if not value or not low <= float(value[1].replace(",", "")) <= high:
+                has = f"the {kind} {value[1]}" if value else f"no {kind}"
                 found.append(f"cell {cell}: {text!r} has {has}, declared {low} to {high}")
     return found
 
@@ -87,19 +81,9 @@ def _lines(notebook):
     The two lines that `compare` prints for a long name are joined.
     """
     for number, cell in enumerate(notebook.cells, start=1):
-        for output in cell.get("outputs", []):
-            text = output.get("text") or output.get("data", {}).get("text/plain", "")
+        for text in printed_texts(cell):
             for line in _NUMBERS_BELOW.sub("  ", text).splitlines():
                 yield number, line
-
-
-def _number(text, kind):
-    """Return the first number in a text, or the one after "ratio", as a string, or None."""
-    if kind == "ratio":
-        found = re.search(rf" ratio ({_NUMBER.pattern})", text)
-        return found and found[1]
-    found = _NUMBER.search(text)
-    return found and found[0]
 
 
 def problems(path):

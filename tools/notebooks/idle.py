@@ -1,4 +1,4 @@
-"""Check whether the machine is idle, before and while a chapter is executed."""
+"""Check whether the machine is idle, before a chapter is executed."""
 
 import math
 import statistics
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from vgpu import cores_of_this_process, set_thread_count
-from vgpu.other_programs import Taken, look, taken_now
+from vgpu.other_programs import taken_now
 
 SHARE = 0.05  # maximum share of CPU time of other programs or the hypervisor
 GAIN = 1.8  # minimum speed-up of two threads
@@ -19,9 +19,7 @@ LOOK = 3.0  # duration of a measurement, in seconds
 def disturbances(taken, gain):
     """List the reasons why the machine is not idle, as sentences.
 
-    Args:
-        taken: the CPU time of other programs, a `vgpu.other_programs.Taken`.
-        gain: the speed-up of two threads.
+    `taken`: a `vgpu.other_programs.Taken`; `gain`: the speed-up of two threads.
     """
     found = taken.sentences(SHARE)
     if gain < GAIN:
@@ -57,44 +55,19 @@ def gain_of_two_threads(seconds=0.3, rounds=3):
     """
     if cores_of_this_process() < 2:
         return math.nan
-    matrices, gains = [torch.rand(500, 500) for _ in range(2)], []
-    for _ in range(rounds):
-        alone = _products_of_threads(matrices[:1], seconds)
-        gains.append(_products_of_threads(matrices, seconds) / alone)
+    gains = []
+    with ThreadPoolExecutor(2, initializer=set_thread_count, initargs=(1,)) as pool:
+        for _ in range(rounds):
+            alone = pool.submit(_products, seconds).result()
+            gains.append(sum(pool.map(_products, [seconds, seconds])) / alone)
     return statistics.median(gains)
 
 
-def _products_of_threads(matrices, seconds):
-    """Return the number of products of all threads, one thread per matrix."""
-    with ThreadPoolExecutor(len(matrices), initializer=set_thread_count, initargs=(1,)) as pool:
-        return sum(pool.map(_products, matrices, [seconds] * len(matrices)))
-
-
-def _products(X, seconds):
+def _products(seconds):
     """Return the number of products of one thread in some seconds."""
+    X = torch.rand(500, 500)
     count, end, Y = 0, time.perf_counter() + seconds, torch.empty_like(X)
     while time.perf_counter() < end:
         torch.mm(X, X, out=Y)  # allocating new memory would make threads wait for Linux
         count += 1
     return count
-
-
-class Watch:
-    """Measures what disturbs a chapter while it runs."""
-
-    def __init__(self):
-        self._taken, self._look = Taken(), look()
-
-    def note(self):
-        """Add the time since the last call; call it before the kernel and its children end."""
-        self._look = self._taken.add(self._look)
-
-    def verdict(self):
-        """Return a phrase: idle or busy, the share of other programs, the speed-up of threads."""
-        others, stolen = (100 * share for share in self._taken.shares())
-        gain = gain_of_two_threads()
-        machine = "a busy machine" if disturbances(self._taken, gain) else "an idle machine"
-        return (
-            f"on {machine} (others took {others:.0f} % of the cores, the hypervisor "
-            f"{stolen:.0f} %; two threads gained {gain:.2f})"
-        )

@@ -47,7 +47,7 @@ _UNREAD = re.compile(  # title, picture, target of a link, tag or address
     r"^# .*$|!\[[^\]]*\](?:\[\w+\]|\([^)]*\))|(?<=\])\([^)]*\)|</?[a-z][^>\n]*>",
     re.MULTILINE,
 )
-_STATED = re.compile(SENTENCE.format(r"(\d+)"))
+_STATED = re.compile(SENTENCE.format(r"\d+"))
 _WORD = re.compile(r"\S*[^\W_]\S*")
 
 
@@ -117,33 +117,23 @@ def lesson(path):
     return count(read_chapter(path, core=True).cells, int(seconds[1]))
 
 
-def stated_minutes(path):
-    """Return the minutes stated in a lesson's first cell.
+def write(path, check=False):
+    """Write a lesson's minutes, rounded up to 5, into its first cell; return whether they changed.
+
+    With `check` nothing is written.
 
     Raises:
         ValueError: the cell does not contain `SENTENCE` exactly once.
     """
-    found = _STATED.findall(read_chapter(path).cells[0].source)
-    if len(found) != 1:
-        raise ValueError(f"{path.name}: its first cell must say once: {SENTENCE.format(50)}")
-    return int(found[0])
-
-
-def computed_minutes(path):
-    """Return the minutes to state in a lesson's first cell: those counted, rounded up to 5."""
-    return 5 * ceil(lesson(path).minutes / 5)
-
-
-def write(path):
-    """Write the minutes of a lesson into its first cell; return whether they changed."""
-    minutes = computed_minutes(path)
-    if stated_minutes(path) == minutes:
-        return False
     notebook = read_chapter(path)
-    first = notebook.cells[0]
-    first.source = _STATED.sub(SENTENCE.format(minutes), first.source)
-    nbformat.write(notebook, path)
-    return True
+    first, sentence = notebook.cells[0], SENTENCE.format(5 * ceil(lesson(path).minutes / 5))
+    stated = _STATED.findall(first.source)
+    if len(stated) != 1:
+        raise ValueError(f"{path.name}: its first cell must say once: {sentence}")
+    first.source = first.source.replace(stated[0], sentence)
+    if stated[0] != sentence and not check:
+        nbformat.write(notebook, path)
+    return stated[0] != sentence
 
 
 def table(paths):

@@ -20,7 +20,7 @@ import sys
 from decimal import Decimal
 
 import nbformat
-from contents import FOLDER, find_chapters, read_chapter
+from contents import FOLDER, find_chapters, printed_texts, read_chapter
 from drawings import DEFINITION
 from hygiene import FENCED
 
@@ -36,11 +36,7 @@ _SECTION = re.compile(r"^## ", re.MULTILINE)
 
 
 def contradictions(notebook):
-    """List marked numbers that no output above contains: "cell 9: 1.28 is not printed above".
-
-    Args:
-        notebook: a notebook node.
-    """
+    """List marked numbers that no output above contains: "cell 9: 1.28 is not printed above"."""
     return [
         f"cell {place}: {number} is not printed above"
         for place, cell, outputs in _texts(notebook)
@@ -50,12 +46,9 @@ def contradictions(notebook):
 
 
 def mark(notebook):
-    """Mark the numbers of each text that outputs contain, and unmark those no longer in the text.
+    """Mark, in place, the numbers of each text that outputs contain, and no others.
 
     A marked number that is no longer printed stays marked.
-
-    Args:
-        notebook: a notebook node, modified in place.
     """
     for _, cell, outputs in _texts(notebook):
         marked = cell.metadata.pop("printed", [])
@@ -73,13 +66,8 @@ def _texts(notebook):
                 section = []
             yield place, cell, section or chapter
             continue
-        printed = [_value(found) for text in _outputs(cell) for found in _NUMBER.findall(text)]
+        printed = [_value(found) for text in printed_texts(cell) for found in _NUMBER.findall(text)]
         section, chapter = section + printed, chapter + printed
-
-
-def _outputs(cell):
-    for output in cell.get("outputs", []):
-        yield output.get("text") or output.get("data", {}).get("text/plain", "")
 
 
 def _numbers(source):

@@ -35,9 +35,10 @@ from pathlib import Path
 import headlines
 import nbformat
 import psutil
-from contents import FOLDER, find_chapters, read_chapter
+from contents import FOLDER, find_chapters, read_chapter, replace_file
 from hygiene import machine_paths
 from tqdm import tqdm
+from tqdm.utils import ObjectWrapper
 
 WORKER = Path(__file__).with_name("worker.py")
 CELL_SECONDS = 300
@@ -54,62 +55,42 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 @dataclass
 class Result:
-    """The result of a chapter: its time, number of figures and failure, if any."""
+    """The result of a chapter: its time, and its failure, if any."""
 
     path: Path
     seconds: float = 0.0
-    figures: int = 0
     failure: str = ""  # one line for the table
     details: str = ""  # the failing cell and its traceback
 
 
-class Lines:
+class Lines(ObjectWrapper):
     """A stream for a progress bar without terminal: each state is a line."""
-
-    def __init__(self, stream):
-        self.stream = stream
 
     def write(self, text):
         """Write one state of the bar."""
         if text := text.strip():
-            print(text, file=self.stream)
-
-    def flush(self):
-        """Flush the stream."""
-        self.stream.flush()
+            print(text, file=self._wrapped)
 
 
 @dataclass
 class Runner:
-    """Executes notebooks, each in a process of its own, and counts their cells.
+    """Executes notebooks, each in a process of its own, and counts their cells."""
 
-    Attributes:
-        build: the folder for the executed notebooks.
-        bar: a tqdm bar that counts code cells.
-        cell_seconds: time limit of a cell.
-        core: whether to execute the cores only.
-        stopped: whether no further notebook is to be executed.
-    """
+    num_cells: dict  # of notebooks, code cells only
+    build: Path  # the folder for the executed notebooks
+    bar: tqdm  # counts code cells
+    cell_seconds: float  # time limit of a cell
+    core: bool  # whether to execute the cores only
+    stopped: bool = False  # whether no further notebook is to be executed
 
-    build: Path
-    bar: tqdm
-    cell_seconds: float = CELL_SECONDS
-    core: bool = False
-    stopped: bool = False
-
-    def execute(self, path, after_cell=lambda: None):
+    def execute(self, path):
         """Execute one chapter in a new kernel, and write the executed notebook to `build`.
-
-        Args:
-            path: the path of the notebook, which is only read.
-            after_cell: a function to call after each cell.
 
         Returns:
             A `Result`; its failure is `INTERRUPTED` if the process was killed after `stopped` was
             set. The kernel has ended.
         """
-        num_cells, num_done, last = count_code_cells(path, self.core), 0, {}
-        target = self.build / path.name
+        num_done, last, target = 0, {}, self.build / path.name
         self.bar.set_description(path.stem, refresh=False)
         start = time.perf_counter()
         with subprocess.Popen(
@@ -127,27 +108,23 @@ class Runner:
                 if "done" in last:
                     num_done += 1
                     self.bar.update()
-                    after_cell()
                 elif "cell" in last:
-                    description = f"{path.stem} cell {last['cell']}/{num_cells}"
+                    description = f"{path.stem} cell {last['cell']}/{self.num_cells[path]}"
                     refresh = last["cell"] == 1 or sys.stderr.isatty()
                     self.bar.set_description(description, refresh=refresh)
-        result = Result(path, time.perf_counter() - start)
-        self.bar.update(num_cells - num_done)
-        if "failure" in last:
-            result.failure, result.details = last["failure"], last["details"]
-            result.figures = last["figures"]
-        else:
+        seconds = time.perf_counter() - start
+        self.bar.update(self.num_cells[path] - num_done)
+        if "failure" not in last:
             died = f"failed: its process ended with the status {process.returncode}"
-            result.failure = INTERRUPTED if self.stopped else died
-        return result
+            last = {"failure": INTERRUPTED if self.stopped else died}
+        return Result(path, seconds, **last)
 
     def execute_until_it_shows(self, path):
         """Execute a chapter on an idle machine, up to `TRIES` times, until headlines.toml is met.
 
         Returns:
             A `Result`; a failure if the machine does not become idle or no try agrees. The details
-            list the contradictions and the disturbances of each try.
+            list the contradictions of each try.
         """
         tables = headlines.declared(path)
         if tables is None:
@@ -162,16 +139,14 @@ class Runner:
             if disturbed:
                 self.stopped = True
                 return Result(path, failure=BUSY, details=disturbed)
-            self.bar.n, watch = before, idle.Watch()
-            result = self.execute(path, watch.note)
-            if result.failure == INTERRUPTED:
+            self.bar.n = before
+            result = self.execute(path)
+            if result.failure:
                 return result
-            if not result.failure:
-                notebook = nbformat.read(self.build / path.name, as_version=4)
-                found = headlines.contradictions(notebook, tables)
-            if result.failure or not found:
+            notebook = nbformat.read(self.build / path.name, as_version=4)
+            if not (found := headlines.contradictions(notebook, tables)):
                 return result
-            tries.append("\n  ".join([f"try {number} of {TRIES}, {watch.verdict()}:", *found]))
+            tries.append("\n  ".join([f"try {number} of {TRIES}:", *found]))
             self.say(f"{path.stem}: {tries[-1]}")
         result.failure = f"not written: it does not show what it declares in {TRIES} tries"
         result.details = "\n".join(tries)
@@ -180,11 +155,6 @@ class Runner:
     def say(self, text):
         """Print a text above the bar."""
         self.bar.write(text, file=sys.stdout)
-
-
-def count_code_cells(path, core):
-    """Return the number of code cells of a chapter or its core."""
-    return sum(cell.cell_type == "code" for cell in read_chapter(path, core).cells)
 
 
 def clean(notebook):
@@ -211,11 +181,9 @@ def clean(notebook):
 
 
 def write_in_place(result, executed):
-    """Write an executed chapter back, cleaned, unless it failed.
+    """Write the notebook at `executed` back, cleaned, unless its chapter failed.
 
-    Args:
-        result: a `Result`; it becomes a failure if the notebook contains a path of this machine.
-        executed: the path of the executed notebook.
+    If it contains a path of this machine, the `result` becomes a failure.
     """
     if result.failure:
         return
@@ -225,27 +193,19 @@ def write_in_place(result, executed):
         result.failure = f"not written: {found[0][0]} shows a path of this machine"
         result.details = "\n".join(f"{where}: {path}" for where, path in found)
         return
-    folder = result.path.parent
-    with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", delete=False) as file:
-        nbformat.write(notebook, file)
-    os.chmod(file.name, result.path.stat().st_mode)
-    os.replace(file.name, result.path)
+    replace_file(result.path, f"{nbformat.writes(notebook)}\n".encode())
 
 
 def table(results):
-    """Return the table of a run: chapter, seconds, figures, result."""
+    """Return the table of a run: chapter, seconds, result."""
     width = max([len("chapter"), *(len(result.path.stem) for result in results)])
-    lines = [f"{'chapter':<{width}}  seconds  figures  result"]
-    lines += [
-        f"{each.path.stem:<{width}}  {each.seconds:7.1f}  {each.figures:7d}  {each.failure or 'ok'}"
-        for each in results
-    ]
+    rows = [(each.path.stem, each.seconds, each.failure or "ok") for each in results]
     total = sum(result.seconds for result in results)
-    figures = sum(result.figures for result in results)
     failed = sum(bool(result.failure) for result in results)
     verdict = f"{failed} of {len(results)} failed" if failed else f"all {len(results)} ok"
-    lines.append(f"{'total':<{width}}  {total:7.1f}  {figures:7d}  {verdict}")
-    return "\n".join(lines)
+    rows.append(("total", total, verdict))
+    lines = [f"{name:<{width}}  {seconds:7.1f}  {what}" for name, seconds, what in rows]
+    return "\n".join([f"{'chapter':<{width}}  seconds  result", *lines])
 
 
 @contextlib.contextmanager
@@ -261,6 +221,7 @@ def own_settings():
             "IPYTHONDIR": f"{folder}/ipython",
             "JUPYTER_CONFIG_DIR": f"{folder}/config",
             "JUPYTER_DATA_DIR": f"{folder}/data",
+            "JUPYTER_PATH": "",  # the kernel python3 is that of this Python
             "JUPYTER_RUNTIME_DIR": f"{folder}/runtime",
             "MPLBACKEND": "module://matplotlib_inline.backend_inline",
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
@@ -322,30 +283,32 @@ def noted_ctrl_c():
         signal.signal(signal.SIGINT, before)
 
 
-def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
+def run(chapters, build, in_place, cell_seconds, core):
     """Execute chapters, print tracebacks and the table, and write the executed notebooks.
 
     Args:
         chapters: paths of notebooks; two run at a time.
-        build: the folder for the executed notebooks.
         in_place: whether to run one at a time and to write it back if it agrees with
             headlines.toml.
-        cell_seconds: time limit of a cell.
-        core: whether to run the cores only.
+        build, cell_seconds, core: see `Runner`.
 
     Returns:
         The exit status: 0 for success, 1 if a chapter failed, 130 after Ctrl-C.
     """
     terminal = sys.stderr.isatty()
+    num_cells = {
+        path: sum(cell.cell_type == "code" for cell in read_chapter(path, core).cells)
+        for path in chapters
+    }
     bar = tqdm(
         desc=chapters[0].stem,
-        total=sum(count_code_cells(path, core) for path in chapters),
+        total=sum(num_cells.values()),
         unit="cell",
         file=sys.stderr if terminal else Lines(sys.stderr),
         mininterval=0.1 if terminal else 10,
         miniters=1,
     )
-    runner = Runner(build, bar, cell_seconds, core)
+    runner = Runner(num_cells, build, bar, cell_seconds, core)
     build.mkdir(parents=True, exist_ok=True)
     for earlier in build.glob("*.ipynb"):
         earlier.unlink()
@@ -396,8 +359,6 @@ def main(arguments=None):
         chapters = find_chapters(options.folder, options.names, pages=not options.core)
     except ValueError as error:
         parser.error(str(error))
-    if not chapters:
-        parser.error(f"no chapter NN_topic.ipynb in {options.folder}")
     return run(chapters, options.build, options.in_place, options.timeout, options.core)
 
 

@@ -16,40 +16,22 @@ from pathlib import Path
 
 import nbformat
 from contents import read_chapter
-from hygiene import count_figures
-from jupyter_client.kernelspec import KernelSpec
-from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from traitlets import default
+from traitlets.config import Config
 
 LONGEST = 95  # bytes of a socket's path, without its number; the limit of macOS is 103
 
 
-class Kernel(AsyncKernelManager):
-    """A kernel of the Python that runs this script, regardless of the installed kernels.
+def sockets():
+    """Return settings of a kernel that uses sockets in the folder of the run, if possible.
 
-    If possible it uses sockets in the folder of the run, not ports that another run could take.
+    Otherwise it uses ports, which another run could take.
     """
-
-    @default("transport")
-    def _default_transport(self):
-        fits = len(os.fsencode(_socket())) <= LONGEST
-        return "ipc" if os.name == "posix" and fits else "tcp"
-
-    @default("ip")
-    def _default_ip(self):
-        return _socket() if self.transport == "ipc" else "127.0.0.1"
-
-    @property
-    def kernel_spec(self):
-        """The command of the kernel."""
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        return KernelSpec(argv=command, display_name="Python 3")
-
-
-def _socket():
-    return os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], f"k{os.getpid()}")
+    path = os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], f"k{os.getpid()}")
+    if os.name != "posix" or len(os.fsencode(path)) > LONGEST:
+        return Config()
+    return Config({"KernelManager": {"transport": "ipc", "ip": path}})
 
 
 def execute(path, target, cell_seconds, core, report):
@@ -62,7 +44,7 @@ def execute(path, target, cell_seconds, core, report):
         core: whether to execute the core only.
         report: a function that takes `cell`, the number of a code cell that starts, or `done`, of
             one that ended; finally `failure`, a line for the table, and `details`, both "" on
-            success, and `figures`, their number.
+            success.
     """
     notebook, started = read_chapter(path, core), []
     for cell in notebook.cells:
@@ -78,7 +60,7 @@ def execute(path, target, cell_seconds, core, report):
         notebook,
         timeout=cell_seconds,
         kernel_name="python3",
-        kernel_manager_class=Kernel,
+        config=sockets(),
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
         store_widget_state=False,
@@ -96,11 +78,11 @@ def execute(path, target, cell_seconds, core, report):
         failure = f"failed in cell {len(started)}: {error.ename}: {error.evalue}".splitlines()[0]
     except Exception as error:  # a dead kernel, a slow cell
         where = f"in cell {len(started)}" if started else "before the first cell"
-        source = started[-1].source if started else ""
         failure = f"failed {where}: {type(error).__name__}"
-        details = f"{source}\n\n{type(error).__name__}: {error}"
+        source = [cell.source for cell in started[-1:]]
+        details = "\n\n".join([*source, f"{type(error).__name__}: {error}"])
     nbformat.write(notebook, target)
-    report(failure=failure, details=details, figures=count_figures(notebook.cells))
+    report(failure=failure, details=details)
 
 
 def _end_with_standard_input():
