@@ -134,7 +134,7 @@ from d2lpar.servers.store import parameter_servers
 from d2lpar.timing import seconds_in_turn
 from d2lpar.virtual import PRESETS, Link, clock, equal_ranks, host_takes
 from d2lpar.virtual.datasheets import GPUS
-from d2lpar.virtual.hardware import MACHINES, Machine, Scaled
+from d2lpar.virtual.hardware import MACHINES, Machine
 from d2lpar.virtual.host import EAGER
 """
 
