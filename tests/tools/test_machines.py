@@ -71,11 +71,11 @@ def test_failures_are_read_out_of_the_table_of_a_run():
     table = (
         "chapter                seconds  result\n"
         "05_multi_gpu              23.9  ok\n"
-        "09_tensor                 76.5  failed in cell 33: AssertionError: \n"
+        "10_tensor                 76.5  failed in cell 33: AssertionError: \n"
         "total                    100.4  1 of 2 failed\n"
     )
     (failure,) = matrix.failures_in("chapters", table)
-    assert failure.startswith("09_tensor ") and "cell 33" in failure
+    assert failure.startswith("10_tensor ") and "cell 33" in failure
     assert matrix.failures_in("chapters", table.replace("failed in cell 33: ", "ok ")) == []
     assert matrix.failures_in(
         "tests", "FAILED tests/test_a.py::test_b - AssertionError\n3 passed"
