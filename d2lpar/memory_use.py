@@ -47,8 +47,9 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
     def _keep(self, tensor):
         if tensor.data_ptr() not in self._ours:
-            self._saved[tensor.data_ptr()] = tensor.nbytes
-        return tensor.detach()  # an operator's output would keep the operator, and that the output
+            place, num_bytes = tensor.data_ptr(), tensor.nbytes
+            self._saved[place] = max(num_bytes, self._saved.get(place, 0))  # of views, the largest
+        return tensor.detach()  # an output, its grad_fn and what that saved would be a cycle
 
     @property
     def total(self):

@@ -45,8 +45,9 @@ def plot_schedule(rows, title=None, unit=None):
         axes.spines["left"].set_visible(False)
         axes.grid(True, axis="x")
         for i, row in enumerate(rows.values()):
-            for lane, mark in lanes(row):
-                height = 0.84 / (1 + max(lane for lane, _ in lanes(row)))
+            placed = lanes(row)
+            height = 0.84 / (1 + max((lane for lane, _ in placed), default=0))
+            for lane, mark in placed:
                 place = [scale * (moment - start) for moment in (mark.start, mark.end)]
                 word, _, rest = mark.name.partition(" ")
                 middle = i + 0.08 + (lane + 0.5) * height

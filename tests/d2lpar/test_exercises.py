@@ -18,7 +18,6 @@ from exercises import NOTEBOOKS, read, run_cells
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from run import own_settings
-from worker import Kernel
 
 import d2lpar
 from d2lpar.exercises import Marks, at_most, expect, marks
@@ -541,7 +540,7 @@ def test_what_a_student_is_told_in_a_kernel():
     cells = [[forget, SETUP, *cells] for cells, _ in stories]
     notebook = new_notebook(cells=[new_code_cell(text) for story in cells for text in story])
     with own_settings():
-        client = NotebookClient(notebook, kernel_manager_class=Kernel, kernel_name="python3")
+        client = NotebookClient(notebook, kernel_name="python3")
         client.allow_errors = True
         client.execute()
     ran = iter(notebook.cells)
