@@ -10,7 +10,6 @@ synchronize.
 """
 
 import warnings
-from operator import attrgetter
 
 import torch
 
@@ -124,16 +123,12 @@ for _func in aten._assert_async.default, aten._assert_async.msg:  # `bool` raise
     tables.shape[_func] = lambda tensor, *message: None if tensor.numel() == 1 else bool(tensor)
 # The CPU's kernel crashes on nan.
 tables.run[aten._linalg_eigvals.default] = lambda matrix: aten.linalg_eig.default(matrix)[0]
-for _name in """
-    div.Tensor_mode div.Scalar_mode div.out_mode div_.Tensor_mode div_.Scalar_mode
-    floor_divide.default floor_divide.Scalar floor_divide.out
-    floor_divide_.Tensor floor_divide_.Scalar
-    fmod.Tensor fmod.Scalar fmod.Tensor_out fmod.Scalar_out fmod_.Tensor fmod_.Scalar
-    remainder.Tensor remainder.Scalar remainder.Tensor_out remainder.Scalar_out
-    remainder.Scalar_Tensor remainder_.Tensor remainder_.Scalar
-""".split():
-    _func = attrgetter(_name)(aten)
-    tables.run[_func] = _by_zero(_func)
+for _name in "div div_ floor_divide floor_divide_ fmod fmod_ remainder remainder_".split():
+    _packet = getattr(aten, _name)
+    for _overload in _packet.overloads():
+        if not _name.startswith("div") or "mode" in _overload:
+            _func = getattr(_packet, _overload)
+            tables.run[_func] = _by_zero(_func)
 
 
 def register(library):
