@@ -281,7 +281,7 @@ def test_the_runner_without_unix_sockets(tmp_path, monkeypatch, capsys):
     worker = runner.WORKER.read_text("utf-8")
     windows = tmp_path / "worker.py"
     path = f"import sys\nsys.path.append({str(runner.WORKER.parent)!r})\n"
-    windows.write_text(path + worker.replace('os.name == "posix"', "False"), "utf-8")
+    windows.write_text(path + worker.replace('os.name != "posix"', "True"), "utf-8")
     monkeypatch.setattr(runner, "WORKER", windows)
     cell = new_code_cell("assert get_ipython().kernel.parent.transport == 'tcp'")
     nbformat.write(new_notebook(cells=[cell]), tmp_path / "01_first.ipynb")
