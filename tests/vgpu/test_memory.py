@@ -116,23 +116,6 @@ def test_data_that_torch_refuses_changes_nothing(devices):
     assert x.is_conj() and x.tolist() == [1 - 2j]
 
 
-def test_a_tensor_that_grows_keeps_its_content(devices):
-    x = torch.arange(4.0, device=devices[0])
-    before = used(devices[0])
-    x.resize_(3, 4)
-    assert x[0].tolist() == [0, 1, 2, 3]
-    assert used(devices[0]) - before == 32
-    x[1:] = 7
-    assert x.sum().item() == 62
-
-
-def test_a_part_that_grows_keeps_the_content_of_the_whole(devices):
-    x = torch.arange(6.0, device=devices[0])
-    part = x[:2]
-    part.resize_(8)
-    assert part[:6].tolist() == [0, 1, 2, 3, 4, 5]
-
-
 def test_an_error_that_was_raised_holds_no_memory(devices):
     before = used(devices[0])
     for fails in (

@@ -119,22 +119,6 @@ def test_new_numbers_make_no_new_plan(device):
     assert compute(12) == [24, 0, 13, 1, 12.5, pytest.approx(1 / 12)]
 
 
-def test_integer_powers_ask_for_the_sign(device):
-    n = torch.full((2,), 2, device=device)
-    assert (n**3).tolist() == [8, 8]
-    with pytest.raises(RuntimeError, match="[Nn]egative"):
-        (n**-1).tolist()
-    assert (n**2).tolist() == [4, 4]
-
-
-def test_a_negative_number_is_refused_at_the_call_despite_a_plan(device):
-    x = torch.ones(2, 3, device=device)
-    for _ in range(2):
-        assert x.renorm(2, 0, 5).tolist() == [[1] * 3] * 2
-        with pytest.raises(RuntimeError, match="^renorm: non-positive-norm|^non-positive-norm"):
-            x.renorm(-1, 0, 5)
-
-
 def test_true_is_not_one(device):
     n = torch.ones(2, dtype=torch.bool, device=device)
     for number, dtype in ((1, torch.int64), (True, torch.bool), (1.0, torch.float32)) * 2:

@@ -200,6 +200,7 @@ def test_views_of_a_storage_follow_when_it_grows(devices):
     def results(where):
         x = torch.arange(3.0, device=where)
         view, before = x[1:], x * 2
+        x[:2].resize_(4)  # and the whole with it
         x.resize_(5)[3:] = 7
         x += 1
         storage = x.untyped_storage()

@@ -434,30 +434,6 @@ def test_a_wrong_shape_raises_at_the_call(devices):
         a.view(5)
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [
-        lambda x, y: x @ y,
-        lambda x, y: x @ y[0],
-        lambda x, y: x[None] @ y[None],
-        lambda x, y: torch.nn.functional.linear(x, y, x[0]),
-        lambda x, y: torch.conv1d(x[None], y[None]),
-        lambda x, y: torch.nn.functional.binary_cross_entropy(x, y),
-        lambda x, y: x.index_add(0, torch.tensor([0, 1, 2], device=x.device), y),
-        lambda x, y: x.index_put_((torch.tensor([0], device=x.device),), y[0]),
-        lambda x, y: torch.nn.functional.cross_entropy(x, y[0].int()),
-        lambda x, y: torch.nn.functional.cross_entropy(x[None], y[:1].int()),
-        lambda x, y: torch.nn.functional.embedding(x, y),
-    ],
-)
-def test_a_wrong_dtype_raises_at_the_call(devices, operation):
-    x = torch.ones(3, 3, device=devices[0])
-    y = torch.ones(3, 3, device=devices[0], dtype=torch.float64)
-    with pytest.raises((RuntimeError, IndexError)) as info:
-        operation(x, y)
-    assert not isinstance(info.value, torch.AcceleratorError)
-
-
 def failing(device):
     """Issue an operator whose kernel fails: an index that is out of range."""
     weight = torch.ones(3, 4, device=device)

@@ -9,13 +9,11 @@ synchronize.
 `alertNotDeterministic` in aten/src/ATen/native.
 """
 
-import warnings
-
 import torch
 
 from vgpu.operators.issuing import Call, raise_now
 from vgpu.operators.plans import aten, operator_of, tables
-from vgpu.private.dispatch import function_of, tree_leaves
+from vgpu.private.dispatch import alert_not_deterministic, function_of, tree_leaves
 from vgpu.runtime.scheduler import note_sync, wait
 from vgpu.tensors.cells import is_known
 
@@ -66,7 +64,7 @@ def _issue(func, args, kwargs):
     name = operator.packet.rstrip("_")
     if name in _NONDETERMINISTIC and torch.are_deterministic_algorithms_enabled():
         if caller := _NONDETERMINISTIC[name](*args):
-            _alert(caller)
+            alert_not_deterministic(caller)
     result = Call(operator, args, kwargs).issue()
     if name in _READS and _READS[name](*args, **kwargs):
         cell = tree_leaves(result)[0]._cell
@@ -76,21 +74,6 @@ def _issue(func, args, kwargs):
             wait(writer, device.torch_device)
             raise_now(writer, device)
     return result
-
-
-def _alert(caller):
-    """Refuse an operator that is not deterministic, or warn, in torch's words."""
-    text = (
-        f"{caller} does not have a deterministic implementation, but you set "
-        "'torch.use_deterministic_algorithms(True"
-    )
-    if torch.is_deterministic_algorithms_warn_only_enabled():
-        warnings.warn(f"{text}, warn_only=True)'.", stacklevel=4)
-    else:
-        raise RuntimeError(
-            f"{text})'. You can turn off determinism just for this operation, or you can use the "
-            "'warn_only=True' option, if that's acceptable for your application."
-        )
 
 
 def _check_errors(func, args, kwargs):

@@ -144,17 +144,14 @@ def record_memory_history(
     Raises:
         RuntimeError: an argument has another value.
     """
-    if enabled not in ("state", "all", None):
-        raise RuntimeError(f"expected state to be 'state', 'all', or None: got {enabled!r}")
-    if context not in ("state", "alloc", "all", None):
-        raise RuntimeError(
-            f"expected context to be 'state', 'alloc', 'all', or None: got {context!r}"
-        )
-    if stacks not in ("python", "all"):
-        raise RuntimeError(f"expected stacks to be 'python', or 'all': got {stacks!r}")
-    unknown = [action for action in skip_actions if action not in ACTIONS]
-    if unknown:
-        raise RuntimeError(f"skip_actions must be among {ACTIONS}: got {unknown}")
+    for name, value, known in (
+        ("enabled", enabled, ("state", "all", None)),
+        ("context", context, ("state", "alloc", "all", None)),
+        ("stacks", stacks, ("python", "all")),
+        *(("skip_actions", action, ACTIONS) for action in skip_actions),
+    ):
+        if value not in known:
+            raise RuntimeError(f"{name} must be among {known}: got {value!r}")
     for each in registry.devices:
         history = None
         if enabled is not None:
