@@ -108,11 +108,11 @@ def pack(tensors):
     first = tensors[0]._cell.layout
     size = (sum(tensor.numel() for tensor in tensors),)
     layout = TensorLayout.contiguous(first.device, first.dtype, size)
-    return issue_function("pack", _concatenate, tensors, [layout])[0]
 
+    def concatenate(values):
+        return [torch.cat([value.reshape(-1) for value in values])]
 
-def _concatenate(values):
-    return [torch.cat([value.reshape(-1) for value in values])]
+    return issue_function("pack", concatenate, tensors, [layout])[0]
 
 
 def _add_packed(tensors, flats):
