@@ -340,7 +340,8 @@ def test_copies_of_parameters_have_memory_of_their_own_and_no_gradient(device):
         copies = copy.deepcopy([flat, parameter, plain])
         copies[0].zero_()
         copies[2].mark.append(2)
-        return copies[1].tolist(), copies[1].grad, hasattr(copies[1], "mark"), plain.mark
+        kind = type(copies[1]) is type(parameter), isinstance(copies[1], torch.nn.Parameter)
+        return copies[1].tolist(), copies[1].grad, hasattr(copies[1], "mark"), plain.mark, kind
 
     assert results(device) == results("cpu")
 

@@ -289,8 +289,6 @@ def test_a_copy_of_another_dtype_and_layout(devices):
     assert torch.equal(target.cpu(), x.t().half())
     target[:, 1] = torch.tensor([1, 2, 3, 4])
     assert target[:, 1].tolist() == [1, 2, 3, 4]
-    with pytest.raises(RuntimeError, match="must match the size|expanded size"):
-        target.copy_(torch.ones(5, 3))
 
 
 # -- streams and events
@@ -710,20 +708,6 @@ def test_random_numbers_are_the_cpus_whatever_the_other_device_draws(devices):
     a, b = lists(draw(devices[0])), lists(draw(devices[1]))
     assert a == b and a[0] == expected[0]
     assert all(map(ne, a[1:], expected[1:]))
-
-
-def test_random_state_can_be_put_back(devices):
-    with Gate(devices[1]) as gate:
-        torch.rand(3, device=devices[1])
-        state = torch.vgpu.get_rng_state(devices[1])
-        assert not gate.open.is_set(), "the host has waited"
-    x = torch.rand(5, device=devices[1]).tolist()
-    torch.vgpu.set_rng_state(state, devices[1])
-    assert torch.rand(5, device=devices[1]).tolist() == x
-    torch.vgpu.set_rng_state(state, 1)
-    with torch.random.fork_rng(devices=[0, 1], device_type="vgpu"):
-        assert torch.rand(5, device=devices[1]).tolist() == x
-    assert torch.rand(5, device=devices[1]).tolist() == x
 
 
 # -- threads and processes
