@@ -298,23 +298,23 @@ def saved(values, zipped, **options):
     return torch.load(file, **options)
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        lambda values, device: copy.deepcopy(values),
-        lambda values, device: pickle.loads(pickle.dumps(values)),
-        lambda values, device: saved(values, zipped=True),
-        lambda values, device: saved(values, zipped=False),
-        lambda values, device: saved(values, zipped=True, map_location=device),
-        lambda values, device: saved(values, zipped=False, map_location=device),
-    ],
-    ids="deepcopy pickle saved legacy moved legacy_moved".split(),
-)
+COPIES = {
+    "deepcopy": lambda values, device: copy.deepcopy(values),
+    "pickle": lambda values, device: pickle.loads(pickle.dumps(values)),
+    "saved": lambda values, device: saved(values, zipped=True),
+    "legacy": lambda values, device: saved(values, zipped=False),
+    "moved": lambda values, device: saved(values, zipped=True, map_location=device),
+    "legacy, moved": lambda values, device: saved(values, zipped=False, map_location=device),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
 @pytest.mark.parametrize("where", ["vgpu:1", "cpu"])
-def test_copies_share_storages_as_the_originals_do(devices, again, where):
+def test_copies_share_storages_as_the_originals_do(devices, name, where):
     def results(where, device):
         x = torch.arange(6.0, device=where)
-        made = again([x, x[1:], x[2:4], x.view(2, 3).t(), x[:2].expand(3, 2)], device)
+        made = COPIES[name]([x, x[1:], x[2:4], x.view(2, 3).t(), x[:2].expand(3, 2)], device)
+        assert {str(y.device) for y in made} == {device if "moved" in name else where}
         made[0].add_(1)
         layouts = [(y.stride(), y.storage_offset(), len(y.untyped_storage())) for y in made]
         return [y.tolist() for y in made], layouts
