@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _NAMES = {  # what all chapters use comes first
     "timing": ("Benchmark", "Timer", "seconds_in_turn", "compare", "product_flops"),
-    "devices": ("try_all_gpus", "try_gpu", "ensure_gpus", "num_gpus", "describe"),
+    "devices": ("try_all_gpus", "try_gpu", "ensure_gpus", "num_gpus"),
     "models": ("resnet18", "Residual", "lenet"),
     "animator": ("Animator",),
     "plotting.progress": ("progress",),

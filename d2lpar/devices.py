@@ -1,15 +1,11 @@
 """Choose devices: real GPUs where the machine has them, virtual ones otherwise."""
 
-import platform
-
 import torch
 
 from vgpu import (
     cores_of_this_process,
-    describe_device,
     devices_in_use,
     hardware_name,
-    other_programs,
     requested_gpus,
     virtual_gpus,
 )
@@ -106,44 +102,3 @@ def ensure_gpus(n, **options):
 
 def _count(number, noun):
     return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
-class Description:
-    """A two-column table that displays itself in a notebook or a terminal."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __repr__(self):
-        width = max(len(name) for name, _ in self.rows)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows)
-
-    def _repr_markdown_(self):
-        lines = ["| | |", "| --- | --- |"]
-        return "\n".join(lines + [f"| {name} | {value} |" for name, value in self.rows])
-
-
-def describe(*devices):
-    """Return a table of devices, CPU and software versions.
-
-    A row `busy` warns if other programs take much CPU time, measured during 0.2 s.
-
-    Args:
-        *devices: the devices to list; by default all GPUs in use.
-    """
-    from d2lpar import __version__
-
-    rows, facts = [], {}
-    for device in map(torch.device, devices or _gpus()):
-        if device.type != "cpu":
-            text, of_machine = describe_device(device)
-            rows.append((str(device), text))
-            facts |= dict(of_machine)
-    rows += facts.items()
-    rows.append(("CPU", describe_device("cpu")[0]))
-    if not hardware_name():
-        taken = other_programs.taken_now()
-        rows += [("busy", f"{sentence} just now") for sentence in taken.sentences()]
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    rows.append(("software", f"d2lpar {__version__}, {versions}"))
-    return Description(rows)

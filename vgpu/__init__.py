@@ -26,7 +26,6 @@ _PUBLIC = {
     "virtual_gpus": "devices.device_setup",  # create n virtual or modelled GPUs
     "requested_gpus": "devices.device_setup",  # the devices of VGPU_DEVICES
     "devices_in_use": "runtime.registry",  # the virtual GPUs of this process
-    "describe_device": "runtime.identity",  # description of a device
     "synchronize": "runtime.registry",  # wait for the work of devices, by default of all
     "place": "runtime.registry",  # put a modelled GPU into another machine
     "set_thread_count": "runtime.engines",  # threads of the kernels that this thread runs

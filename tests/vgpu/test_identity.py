@@ -5,7 +5,6 @@ import torch
 from modelling import fixed_gpus
 from test_cuda_names import run
 
-import d2lpar
 from vgpu import virtual_gpus
 from vgpu.modelled.datasheets import GPUS
 
@@ -53,11 +52,6 @@ def test_a_multiprocessor_has_what_the_programming_guide_says():
     assert known.shared_memory_per_multiprocessor == 164 * 1024
     assert known.shared_memory_per_block_optin == 163 * 1024
     assert (known.shared_memory_per_block, known.regs_per_multiprocessor) == (49152, 65536)
-
-
-def test_that_it_is_modelled_is_said_where_this_package_prints():
-    virtual_gpus(1, model="v100")
-    assert "Modelled V100-SXM2-16GB" in str(d2lpar.describe())
 
 
 def test_gpus_that_one_cannot_buy():

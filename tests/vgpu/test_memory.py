@@ -116,23 +116,6 @@ def test_data_that_torch_refuses_changes_nothing(devices):
     assert x.is_conj() and x.tolist() == [1 - 2j]
 
 
-def test_a_tensor_that_grows_keeps_its_content(devices):
-    x = torch.arange(4.0, device=devices[0])
-    before = used(devices[0])
-    x.resize_(3, 4)
-    assert x[0].tolist() == [0, 1, 2, 3]
-    assert used(devices[0]) - before == 32
-    x[1:] = 7
-    assert x.sum().item() == 62
-
-
-def test_a_part_that_grows_keeps_the_content_of_the_whole(devices):
-    x = torch.arange(6.0, device=devices[0])
-    part = x[:2]
-    part.resize_(8)
-    assert part[:6].tolist() == [0, 1, 2, 3, 4, 5]
-
-
 def test_an_error_that_was_raised_holds_no_memory(devices):
     before = used(devices[0])
     for fails in (
@@ -340,18 +323,12 @@ def test_freed_memory_stays_reserved_until_the_cache_is_emptied(devices):
 
 def test_a_summary_names_the_device_and_its_figures(devices):
     virtual_gpus(2, memory=64 * MIB)
-    side = torch.vgpu.Stream(devices[1])
-    x, y = filled(devices[1], 3 * MIB), filled(devices[1], 2 * MIB)
-    with Gate(devices[1], side):
-        x.record_stream(side)
-        del x
-        lines = torch.vgpu.memory_summary(1).splitlines()
-        reserved = active(device=1)
-    assert lines[0].startswith("vgpu:1: 64.00 MiB")
-    figures = {line[:8]: line.split() for line in lines}
-    assert float(figures["allocate"][1]) == round(torch.vgpu.memory_allocated(1) / MIB, 2)
-    assert float(figures["and held"][-2]) == round(reserved / MIB, 2)
-    del y
+    x = filled(devices[1], 3 * MIB)
+    first, *lines = torch.vgpu.memory_summary(1).splitlines()
+    assert first == "vgpu:1: 64.00 MiB"
+    figures = {name: int(number.replace(",", "")) for name, number in map(str.split, lines)}
+    assert figures == torch.vgpu.memory_stats(1)
+    assert figures["allocated_bytes.all.current"] >= x.nbytes and min(figures.values()) >= 0
 
 
 def test_the_peak_of_the_accelerator_is_no_current_figure(devices):

@@ -198,6 +198,8 @@ NUMBERS = {
     "geometric_": (lambda x, p: x.geometric_(p), (0.5,), (1.5,)),
     "exponential_": (lambda x, p: x.exponential_(p), (1.0,), (0.0,)),
     "renorm": (lambda x, p: x.renorm(p, 0, 5), (2,), (0,)),
+    "renorm, negative": (lambda x, p: x.renorm(p, 0, 5), (2,), (-1,)),
+    "power of integers": (lambda x, p: x.long() ** p, (3,), (-1,)),
     "huber_loss": (lambda x, p: F.huber_loss(x, x, delta=p), (1.0,), (0.0,)),
     "softshrink": (lambda x, p: F.softshrink(x, p), (0.0,), (-1.0,)),
     "histc": (lambda x, *p: torch.histc(x, 3, *p), (0.5, 1.0), (2.0, 1.0)),

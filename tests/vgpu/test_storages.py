@@ -200,6 +200,7 @@ def test_views_of_a_storage_follow_when_it_grows(devices):
     def results(where):
         x = torch.arange(3.0, device=where)
         view, before = x[1:], x * 2
+        x[:2].resize_(4)  # and the whole with it
         x.resize_(5)[3:] = 7
         x += 1
         storage = x.untyped_storage()
@@ -297,23 +298,23 @@ def saved(values, zipped, **options):
     return torch.load(file, **options)
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        lambda values, device: copy.deepcopy(values),
-        lambda values, device: pickle.loads(pickle.dumps(values)),
-        lambda values, device: saved(values, zipped=True),
-        lambda values, device: saved(values, zipped=False),
-        lambda values, device: saved(values, zipped=True, map_location=device),
-        lambda values, device: saved(values, zipped=False, map_location=device),
-    ],
-    ids="deepcopy pickle saved legacy moved legacy_moved".split(),
-)
+COPIES = {
+    "deepcopy": lambda values, device: copy.deepcopy(values),
+    "pickle": lambda values, device: pickle.loads(pickle.dumps(values)),
+    "saved": lambda values, device: saved(values, zipped=True),
+    "legacy": lambda values, device: saved(values, zipped=False),
+    "moved": lambda values, device: saved(values, zipped=True, map_location=device),
+    "legacy, moved": lambda values, device: saved(values, zipped=False, map_location=device),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
 @pytest.mark.parametrize("where", ["vgpu:1", "cpu"])
-def test_copies_share_storages_as_the_originals_do(devices, again, where):
+def test_copies_share_storages_as_the_originals_do(devices, name, where):
     def results(where, device):
         x = torch.arange(6.0, device=where)
-        made = again([x, x[1:], x[2:4], x.view(2, 3).t(), x[:2].expand(3, 2)], device)
+        made = COPIES[name]([x, x[1:], x[2:4], x.view(2, 3).t(), x[:2].expand(3, 2)], device)
+        assert {str(y.device) for y in made} == {device if "moved" in name else where}
         made[0].add_(1)
         layouts = [(y.stride(), y.storage_offset(), len(y.untyped_storage())) for y in made]
         return [y.tolist() for y in made], layouts
@@ -339,7 +340,8 @@ def test_copies_of_parameters_have_memory_of_their_own_and_no_gradient(device):
         copies = copy.deepcopy([flat, parameter, plain])
         copies[0].zero_()
         copies[2].mark.append(2)
-        return copies[1].tolist(), copies[1].grad, hasattr(copies[1], "mark"), plain.mark
+        kind = type(copies[1]) is type(parameter), isinstance(copies[1], torch.nn.Parameter)
+        return copies[1].tolist(), copies[1].grad, hasattr(copies[1], "mark"), plain.mark, kind
 
     assert results(device) == results("cpu")
 

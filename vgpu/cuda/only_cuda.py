@@ -15,6 +15,8 @@ _ALTERNATIVES = {  # part of a name -> alternative
     "memory_usage": _SUMMARY,  # the share of time in which memory was read or written
     "cudaHost": "use Tensor.pin_memory",
     "host_memory": "remove the call: pinned memory is not counted",
+    "memory_history": "give 'all' or None in place of True or False",
+    "memory_fraction": "remove the call: no other process shares the GPU's memory",
     "memory": "use torch.cuda.memory_stats or memory_summary",
 }
 _KERNELS = "write it with PyTorch's own operators, or run it on a machine with a GPU"

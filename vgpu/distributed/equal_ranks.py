@@ -1,6 +1,7 @@
 """equal_ranks: one simulated rank in place of many equal ones."""
 
 import contextlib
+from types import SimpleNamespace
 
 import torch.distributed as dist
 
@@ -94,7 +95,7 @@ class Equals:
                 tensor *= self._size
             elif kind == Op.PRODUCT:
                 tensor **= self._size
-        return _Done()
+        return _DONE
 
     reduce = allreduce
 
@@ -103,7 +104,7 @@ class Equals:
         for outs, value in zip(output_lists, inputs, strict=False):
             for out in outs:
                 out.copy_(value)
-        return _Done()
+        return _DONE
 
     gather = allgather
 
@@ -112,23 +113,19 @@ class Equals:
         own = value.split(input_sizes)[self._rank]
         for part in output.split(output_sizes):
             part.copy_(own)
-        return _Done()
+        return _DONE
 
     def scatter(self, outputs, input_lists, options):
         """Copy this rank's own input on the root; other ranks have no inputs."""
         for out, values in zip(outputs, input_lists, strict=False):
             out.copy_(values[self._rank])
-        return _Done()
+        return _DONE
 
     def broadcast(self, *arguments):
         """Do nothing: the root has the same values, and there are no other ranks."""
-        return _Done()
+        return _DONE
 
     send = recv = broadcast
 
 
-class _Done:
-    """A completed work, returned by `Equals`."""
-
-    def wait(self):
-        """Do nothing."""
+_DONE = SimpleNamespace(wait=lambda: None)  # a completed work

@@ -32,15 +32,6 @@ class Machine:
     name: str = ""
     source: str = "the caller"
 
-    def rows(self):
-        """Return a table of its figures, a list of pairs of strings."""
-        facts = [f"{self.host.describe()} ({self.host.source})"]
-        if self.gpus is not None:
-            facts.append(f"{self.gpus} GPUs in each, {self.gpus_per_switch} on a link to the CPU")
-        if self.network is not None:
-            facts.append(f"{self.network_cards} x network {self.network}")
-        return [*self.gpu.rows(), (self.name or "machine", "; ".join(facts))]
-
     def __post_init__(self):
         object.__setattr__(self, "gpu", as_gpu(self.gpu))
         object.__setattr__(self, "network", as_link(self.network))

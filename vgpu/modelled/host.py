@@ -71,11 +71,6 @@ class Host:
         figures = (factor * each for each in (self.operator, self.module, self.autograd))
         return Host(*figures, source)
 
-    def describe(self):
-        if "/" not in str(self):
-            return f"{self} for an operator"
-        return f"{self} for an operator/a module/an operator of autograd"
-
     def __str__(self):
         micros = [each * 1e6 for each in (self.operator, self.module, self.autograd)]
         if not self.module and self.operator == self.autograd:

@@ -239,20 +239,6 @@ class GPU:
         name = f"{self.name}, kernels x {factor:.3g}"
         return replace(self, name=name, factor=factor * self.factor)
 
-    def rows(self):
-        """Return a table of its figures, a list of pairs of strings."""
-        peaks = ", ".join(f"{unit} {peak / 1e12:g}" for unit, peak in self.peaks.items())
-        sheet = f"{peaks} TFLOP/s; memory {self.bandwidth / 1e9:g} GB/s ({self.source})"
-        fitted = (
-            f"products reach {self.product_efficiency:g} of the peak, on tensor cores "
-            f"{self.tensor_efficiency:g}, memory {self.memory_efficiency:g}; a kernel takes at "
-            f"least {LEAST_SECONDS * 1e6:g} µs"
-        )
-        links = f"over {self.collective_link or self.peer_link or self.link}"
-        rows = [(self.name, sheet), ("fitted", fitted), ("collectives", links)]
-        scaled = f"kernels take {self.factor:.4g} times as long"
-        return rows if self.factor == 1 else [*rows, ("scaled", scaled)]
-
 
 def _reached(m, n):
     """Return the rate of a tile of m x n, as a fraction of an unlimited tile's."""

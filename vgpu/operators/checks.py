@@ -9,14 +9,11 @@ synchronize.
 `alertNotDeterministic` in aten/src/ATen/native.
 """
 
-import warnings
-from operator import attrgetter
-
 import torch
 
 from vgpu.operators.issuing import Call, raise_now
 from vgpu.operators.plans import aten, operator_of, tables
-from vgpu.private.dispatch import function_of, tree_leaves
+from vgpu.private.dispatch import alert_not_deterministic, function_of, tree_leaves
 from vgpu.runtime.scheduler import note_sync, wait
 from vgpu.tensors.cells import is_known
 
@@ -67,7 +64,7 @@ def _issue(func, args, kwargs):
     name = operator.packet.rstrip("_")
     if name in _NONDETERMINISTIC and torch.are_deterministic_algorithms_enabled():
         if caller := _NONDETERMINISTIC[name](*args):
-            _alert(caller)
+            alert_not_deterministic(caller)
     result = Call(operator, args, kwargs).issue()
     if name in _READS and _READS[name](*args, **kwargs):
         cell = tree_leaves(result)[0]._cell
@@ -77,21 +74,6 @@ def _issue(func, args, kwargs):
             wait(writer, device.torch_device)
             raise_now(writer, device)
     return result
-
-
-def _alert(caller):
-    """Refuse an operator that is not deterministic, or warn, in torch's words."""
-    text = (
-        f"{caller} does not have a deterministic implementation, but you set "
-        "'torch.use_deterministic_algorithms(True"
-    )
-    if torch.is_deterministic_algorithms_warn_only_enabled():
-        warnings.warn(f"{text}, warn_only=True)'.", stacklevel=4)
-    else:
-        raise RuntimeError(
-            f"{text})'. You can turn off determinism just for this operation, or you can use the "
-            "'warn_only=True' option, if that's acceptable for your application."
-        )
 
 
 def _check_errors(func, args, kwargs):
@@ -124,16 +106,12 @@ for _func in aten._assert_async.default, aten._assert_async.msg:  # `bool` raise
     tables.shape[_func] = lambda tensor, *message: None if tensor.numel() == 1 else bool(tensor)
 # The CPU's kernel crashes on nan.
 tables.run[aten._linalg_eigvals.default] = lambda matrix: aten.linalg_eig.default(matrix)[0]
-for _name in """
-    div.Tensor_mode div.Scalar_mode div.out_mode div_.Tensor_mode div_.Scalar_mode
-    floor_divide.default floor_divide.Scalar floor_divide.out
-    floor_divide_.Tensor floor_divide_.Scalar
-    fmod.Tensor fmod.Scalar fmod.Tensor_out fmod.Scalar_out fmod_.Tensor fmod_.Scalar
-    remainder.Tensor remainder.Scalar remainder.Tensor_out remainder.Scalar_out
-    remainder.Scalar_Tensor remainder_.Tensor remainder_.Scalar
-""".split():
-    _func = attrgetter(_name)(aten)
-    tables.run[_func] = _by_zero(_func)
+for _name in "div div_ floor_divide floor_divide_ fmod fmod_ remainder remainder_".split():
+    _packet = getattr(aten, _name)
+    for _overload in _packet.overloads():
+        if not _name.startswith("div") or "mode" in _overload:
+            _func = getattr(_packet, _overload)
+            tables.run[_func] = _by_zero(_func)
 
 
 def register(library):

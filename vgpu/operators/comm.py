@@ -8,7 +8,6 @@ from vgpu.operators.issuing import issue_function
 from vgpu.private.tensors import reorder_as, take_tensors
 from vgpu.runtime import registry
 from vgpu.tensors.cells import TensorLayout
-from vgpu.tensors.tensor import view_as
 
 
 def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
@@ -72,7 +71,9 @@ def broadcast_coalesced(tensors, devices, buffer_size=10485760):
         where = registry.find(index).torch_device
         copies = []
         for chunk in take_tensors(tensors, buffer_size):
-            copies.extend(_unpack(pack(chunk).to(where), chunk))
+            parts = pack(chunk).to(where).split([tensor.numel() for tensor in chunk])
+            # `data`, because versions of copies must not be counted together
+            copies.extend(part.view_as(like).data for part, like in zip(parts, chunk, strict=True))
         outputs.append(list(reorder_as(copies, tensors)))
     return outputs
 
@@ -107,22 +108,11 @@ def pack(tensors):
     first = tensors[0]._cell.layout
     size = (sum(tensor.numel() for tensor in tensors),)
     layout = TensorLayout.contiguous(first.device, first.dtype, size)
-    return issue_function("pack", _concatenate, tensors, [layout])[0]
 
+    def concatenate(values):
+        return [torch.cat([value.reshape(-1) for value in values])]
 
-def _concatenate(values):
-    return [torch.cat([value.reshape(-1) for value in values])]
-
-
-def _unpack(flat, like):
-    """Return views of the vector `flat` with the shapes of the tensors `like`."""
-    views, offset = [], 0
-    for tensor in like:
-        device, size = flat._cell.layout.device, tuple(tensor.shape)
-        layout = TensorLayout.contiguous(device, flat.dtype, size, offset)
-        views.append(view_as(flat, layout))
-        offset += tensor.numel()
-    return views
+    return issue_function("pack", concatenate, tensors, [layout])[0]
 
 
 def _add_packed(tensors, flats):

@@ -74,8 +74,7 @@ def dispatch(cls, func, types, args=(), kwargs=None):
         if len(types) > 1:
             return NotImplemented
         return Call(operator, args, kwargs or {}).issue()
-    # The key holds all that the results depend on. In it, True, 1 and 1.0 differ. A number that
-    # only scales values is represented by type and sign, on which integer powers and checks depend.
+    # The key holds all that the results depend on.
     key = [operator, default_dtype()]
     values = []
     tensors = []
@@ -89,17 +88,12 @@ def dispatch(cls, func, types, args=(), kwargs=None):
             continue
         by_value = operator.by_value[len(values)]
         values.append(arg)
-        if kind is int:
-            key.append(arg if by_value or not arg else int if arg > 0 else "negative")
-        elif kind is bool:
-            key.append("yes" if arg else "no")
+        if kind in _NUMBERS:
+            key.append(_key_of(arg, kind, by_value))
         elif kind is list:
             key.append(tuple(arg))
         elif arg is None:
             key.append(None)
-        elif kind is float:
-            exact = by_value or not arg
-            key.append((float, arg) if exact else float if arg > 0 else "negative float")
         elif len(types) > 1:
             return NotImplemented
         else:
@@ -110,6 +104,20 @@ def dispatch(cls, func, types, args=(), kwargs=None):
     if not plan:
         return Call(operator, args, {}).issue()
     return plan.issue(tensors, values, None)
+
+
+_NUMBERS = {int, bool, float, complex}
+
+
+def _key_of(number, kind, by_value):
+    """Return what stands for a number in a key, in which True, 1 and 1.0 differ.
+
+    One that only scales values is represented by type and sign, on which integer powers and checks
+    depend.
+    """
+    if by_value or not number or kind is bool or kind is complex:
+        return kind, number
+    return kind if number > 0 else (kind, "negative")
 
 
 def _places(tensors):
@@ -181,18 +189,11 @@ class Call:
                 key.append(len(value))
                 return [self._parse(item) for item in value]
             key.append(tuple(value))
-        elif kind is int:
-            key.append(value if by_value or not value else int if value > 0 else "negative")
-        elif kind is bool:
-            key.append("yes" if value else "no")
-        elif kind is float:
-            exact = by_value or not value
-            key.append((float, value) if exact else float if value > 0 else "negative float")
+        elif kind in _NUMBERS:
+            key.append(_key_of(value, kind, by_value))
         elif kind is TorchDevice:
             key.append(value)
             return CPU
-        elif kind is complex:
-            key.append((complex, value))
         elif isinstance(value, torch.Tensor):
             return self._parse_cpu_tensor(value)
         elif isinstance(value, CPUGenerator):

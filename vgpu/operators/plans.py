@@ -79,7 +79,7 @@ class Operator:
         names = tables.special_names
         self.special = tables.special.get(func) or names.get(schema.name) or names.get(namespace)
         if self.special is None and is_composite(func):
-            self.special = _decompose
+            self.special = lambda func, args, kwargs: func.decompose(*args, **kwargs)
         elif self.special is None and namespace != "aten":
             self.special = python_kernel(func)
         names = [argument.name for argument in schema.arguments]
@@ -121,10 +121,6 @@ def _is_number(type):
     A number in place of a tensor does, too, as in `x * 3`.
     """
     return type.removeprefix("Optional[").rstrip("]") in ("number", "float", "Tensor")
-
-
-def _decompose(func, args, kwargs):
-    return func.decompose(*args, **kwargs)
 
 
 _operators = {}  # by the operator's C++ function

@@ -69,7 +69,9 @@ def replace_private_names(module, history, sleep, set_stream, refusing, cudart):
     replace(
         torch._C,
         _cuda_record_memory_history=history.record_memory_history,
-        _cuda_record_memory_history_legacy=history.record_memory_history_legacy,
+        _cuda_record_memory_history_legacy=refusing(
+            "torch.cuda.memory._record_memory_history(bool)"
+        ),
         _cuda_memorySnapshot=history.snapshot,
         # A separate function: torch._dynamo has different rules for torch.cuda.set_device.
         _cuda_setDevice=lambda device: module.set_device(device),

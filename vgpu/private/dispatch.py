@@ -4,6 +4,7 @@ import functools
 from operator import attrgetter
 
 import torch
+from torch._prims_common import alert_not_deterministic  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: F401
 from torch.utils._pytree import (  # noqa: F401
     tree_flatten,

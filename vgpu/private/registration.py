@@ -64,27 +64,18 @@ def patch_settings(wait):
     dtype again does not wait: torch.compile does so while it holds a lock for which a queued kernel
     may wait.
     """
-    set_dtype, set_type = torch.set_default_dtype, torch.set_default_tensor_type
-    set_deterministic = torch._C._set_deterministic_algorithms
 
-    @functools.wraps(set_dtype)
-    def set_default_dtype(d):
-        if d != torch.get_default_dtype():
-            wait()
-        set_dtype(d)
+    def waiting(function):
+        @functools.wraps(function)
+        def call(*args, **options):
+            if args != (torch.get_default_dtype(),):
+                wait()
+            return function(*args, **options)
 
-    @functools.wraps(set_type)
-    def set_default_tensor_type(t):
-        wait()
-        set_type(t)
+        return call
 
-    def _set_deterministic_algorithms(mode, **options):
-        wait()
-        set_deterministic(mode, **options)
-
-    torch._C._set_deterministic_algorithms = _set_deterministic_algorithms
-    torch.set_default_dtype = set_default_dtype
-    torch.set_default_tensor_type = set_default_tensor_type
+    names = "_set_default_dtype _set_default_tensor_type _set_deterministic_algorithms".split()
+    replace(torch._C, **{name: waiting(getattr(torch._C, name)) for name in names})
 
 
 def patch_classes(stream, event, generator, is_virtual):

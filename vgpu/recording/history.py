@@ -3,9 +3,8 @@
 `record_memory_history` and `snapshot` replace the functions of `torch._C` that `torch.cuda.memory`
 calls. The format is described there, and written by `torch/csrc/cuda/memory_snapshot.cpp`.
 
-On a modelled GPU, blocks are in the segments of CUDA's allocator, see `caching.py`. On others each
-block is a segment, because freed memory is not cached. A free is recorded by the next allocation of
-the device at the latest, without a stack.
+Each block is a segment: CUDA's allocator would reserve larger ones, see `caching.py`. A free is
+recorded by the next allocation of the device at the latest, without a stack.
 """
 
 import functools
@@ -37,9 +36,8 @@ class History:
 
     def __init__(self, memory):
         self._memory = memory
-        self._segments = {}  # number of a segment of CUDA's allocator -> (address, bytes)
         # Below 2**53, from which on JavaScript's numbers are not exact.
-        self._begin = self._end = (memory.device.index + 1) << _SHIFT
+        self._begin = (memory.device.index + 1) << _SHIFT
         self._blocks = {}  # key, the block's address in `Memory` -> `Known`
         self._place = functools.cache(_place)  # equal frames share a dict, for small files
         self.configure(None, 0, ())
@@ -74,20 +72,7 @@ class History:
 
     def _add(self, key, num_bytes, stream, frames):
         if num_bytes:
-            self._follow_segments()
-            segment, offset, _ = self._memory.place_of(key) or (None, key % (1 << _SHIFT), None)
-            begin = self._begin if segment is None else self._segments[segment][0]
-            address = begin + offset
-            self._blocks[key] = Known(address, num_bytes, stream, frames)
-
-    def _follow_segments(self):
-        sizes = self._memory.segments()
-        for number in self._segments.keys() - sizes.keys():
-            self._note("segment_free", *self._segments.pop(number), 0)
-        for number in sorted(sizes.keys() - self._segments.keys()):
-            self._segments[number] = self._end, sizes[number]
-            self._end += sizes[number]
-            self._note("segment_alloc", *self._segments[number], 0)
+            self._blocks[key] = Known(self._begin + key % (1 << _SHIFT), num_bytes, stream, frames)
 
     def _note(self, action, address, size, stream, frames=()):
         if action not in self._skipped and self._entries.maxlen:
@@ -109,60 +94,32 @@ class History:
     def snapshot(self):
         """Return the segments and the trace of the device, two lists of dicts."""
         self._memory.collect()
-        self._follow_segments()
-        entries, segments = list(self._entries), self._snapshot_of_segments()
+        held, entries = self._memory.held_keys(), list(self._entries)
+        segments = [
+            _segment(self._memory.device.index, known, key in held)
+            for key, known in tuple(self._blocks.items())
+        ]
         self._note("snapshot", 0, sum(each["active_size"] for each in segments), 0)
         return segments, entries
 
-    def _snapshot_of_segments(self):
-        held = self._memory.held_keys()
-        inside = {number: [] for number in self._segments}
-        for key, known in tuple(self._blocks.items()):
-            segment, _, size = self._memory.place_of(key) or (key, 0, known.size)
-            block = {
-                "address": known.address,
-                "size": size,
-                "requested_size": known.size,
-                "state": "active_pending_free" if key in held else "active_allocated",
-                "frames": known.frames,
-            }
-            inside.setdefault(segment, []).append((block, known.stream))
-        segments = []
-        for number, pairs in inside.items():
-            blocks = sorted((block for block, _ in pairs), key=lambda block: block["address"])
-            address, total = self._segments.get(number) or (blocks[0]["address"], blocks[0]["size"])
-            active = sum(block["size"] for block in blocks)
-            in_use = [block for block in blocks if block["state"] == "active_allocated"]
-            segments.append(
-                {
-                    "device": self._memory.device.index,
-                    "address": address,
-                    "total_size": total,
-                    "allocated_size": sum(block["size"] for block in in_use),
-                    "active_size": active,
-                    "requested_size": sum(block["requested_size"] for block in blocks),
-                    "stream": 0 if number in self._segments else pairs[0][1],
-                    "segment_type": "small" if total <= SMALL_SEGMENT else "large",
-                    "segment_pool_id": (0, 0),
-                    "is_expandable": False,
-                    "frames": [],
-                    "blocks": list(_with_gaps(blocks, address, total)),
-                }
-            )
-        return segments
 
-
-def _with_gaps(blocks, address, total):
-    """Yield the blocks of a segment, in order, and the free blocks between them."""
-    end = address + total
-    for block in (*blocks, None):
-        begin = end if block is None else block["address"]
-        if begin > address:
-            free = {"address": address, "size": begin - address, "requested_size": 0}
-            yield {**free, "state": "inactive", "frames": []}
-        if block is not None:
-            yield block
-            address = block["address"] + block["size"]
+def _segment(device, known, is_held):
+    """Return a segment that has one block."""
+    where = {"address": known.address, "requested_size": known.size}
+    state = "active_pending_free" if is_held else "active_allocated"
+    return {
+        **where,
+        "device": device,
+        "total_size": known.size,
+        "allocated_size": 0 if is_held else known.size,
+        "active_size": known.size,
+        "stream": known.stream,
+        "segment_type": "small" if known.size <= SMALL_SEGMENT else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [{**where, "size": known.size, "state": state, "frames": known.frames}],
+    }
 
 
 def _place(code, line):
@@ -187,17 +144,14 @@ def record_memory_history(
     Raises:
         RuntimeError: an argument has another value.
     """
-    if enabled not in ("state", "all", None):
-        raise RuntimeError(f"expected state to be 'state', 'all', or None: got {enabled!r}")
-    if context not in ("state", "alloc", "all", None):
-        raise RuntimeError(
-            f"expected context to be 'state', 'alloc', 'all', or None: got {context!r}"
-        )
-    if stacks not in ("python", "all"):
-        raise RuntimeError(f"expected stacks to be 'python', or 'all': got {stacks!r}")
-    unknown = [action for action in skip_actions if action not in ACTIONS]
-    if unknown:
-        raise RuntimeError(f"skip_actions must be among {ACTIONS}: got {unknown}")
+    for name, value, known in (
+        ("enabled", enabled, ("state", "all", None)),
+        ("context", context, ("state", "alloc", "all", None)),
+        ("stacks", stacks, ("python", "all")),
+        *(("skip_actions", action, ACTIONS) for action in skip_actions),
+    ):
+        if value not in known:
+            raise RuntimeError(f"{name} must be among {known}: got {value!r}")
     for each in registry.devices:
         history = None
         if enabled is not None:
@@ -205,14 +159,6 @@ def record_memory_history(
             entries = max_entries if enabled == "all" else 0
             history.configure(context, entries, skip_actions, clear_history)
         each.memory.history = history
-
-
-def record_memory_history_legacy(
-    enabled, record_context, trace_alloc_max_entries, trace_alloc_record_context, *ignored
-):
-    """Start or stop recording, with the options of torch's older signature."""
-    context = "alloc" if trace_alloc_record_context else "state" if record_context else None
-    record_memory_history("all" if enabled else None, context, "all", trace_alloc_max_entries)
 
 
 def snapshot(pool=None):

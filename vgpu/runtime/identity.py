@@ -3,15 +3,8 @@
 Programs depend on them: DeepSpeed uses float16 from compute capability 7 on, for example.
 """
 
-import platform
-import re
 import uuid
 from dataclasses import dataclass, replace
-
-import torch
-
-from vgpu.process_limits import cores_of_this_process, memory_of_this_process
-from vgpu.runtime import registry
 
 KIB, MIB = 2**10, 2**20
 
@@ -109,34 +102,3 @@ def identity_of(device):
 def properties_of(device):
     processors = device.threads if device.model is None else device.model.gpu.multiprocessors
     return DeviceProperties(identity_of(device), device.index, device.memory.limit, processors)
-
-
-def describe_device(device):
-    """Return a description of a device, and a table of its modelled machine.
-
-    `device` is a virtual GPU, a real one or the CPU. The table is a list of pairs of strings, empty
-    without a modelled machine.
-    """
-    device = torch.device(device)
-    if device.type == "cpu":
-        cores, memory = cores_of_this_process(), memory_of_this_process() / 2**30
-        return f"{cpu_name()}, {cores} cores, {memory:.1f} GiB", []
-    properties = torch.get_device_module(device).get_device_properties(device)
-    found = registry.find(device) if registry.is_virtual(device) else None
-    model = found.model if found else None
-    name = f"Modelled {model.gpu.name}" if model else properties.name
-    text = f"{name}, {properties.total_memory / 2**30:.1f} GiB"
-    if found is not None:
-        text += f", link to the CPU: {found.link or 'unlimited'}"
-        if found.peer_link is not found.link:
-            text += f", to other devices: {found.peer_link or 'unlimited'}"
-    return text, model.machine.rows() if model else []
-
-
-def cpu_name():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = re.findall(r"^model name\s*:\s*(.+)$", file.read(), re.MULTILINE)
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()

@@ -38,13 +38,8 @@ class TensorLayout:
         )
 
     @classmethod
-    def contiguous(cls, device, dtype, size, offset=0):
-        """Return the TensorLayout of a contiguous tensor at element `offset`."""
-        strides = [1]
-        for length in reversed(size[1:]):
-            strides.append(strides[-1] * max(length, 1))
-        stride = tuple(strides[::-1])[: len(size)]
-        return cls._get(device, dtype, tuple(size), stride, offset, False, False)
+    def contiguous(cls, device, dtype, size):
+        return cls.of(device, torch.empty(size, dtype=dtype, device=META))
 
     @classmethod
     def _get(cls, *key):
