@@ -1,14 +1,64 @@
-"""The matrix of machines: its conditions, and what it reads out of a run."""
+"""The matrix of machines: what it records of comparisons, and what it reads out of a run."""
 
+import ast
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "machines"))
 
 import matrix  # noqa: E402
+import parities  # noqa: E402
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """Return a function that runs a cell as `parities` rewrites it, and reads what was noted."""
+    file = tmp_path / "parities.jsonl"
+    monkeypatch.setenv(parities.FILE, str(file))
+    monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/05_a.ipynb")
+    plain = getattr(torch.testing.assert_close, "function", torch.testing.assert_close)
+    monkeypatch.setattr(torch.testing, "assert_close", plain)  # these tests may be recorded, too
+
+    def run(source, **names):
+        file.write_text("")
+        tree = parities.Recorded(SimpleNamespace(execution_count=8)).visit(ast.parse(source))
+        code = compile(ast.fix_missing_locations(tree), "cell", "exec")
+        error = None
+        try:
+            exec(code, {"__parities__": parities, "torch": torch, **names})
+        except AssertionError as caught:
+            error = caught
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        assert all(row["key"].startswith("05 cell 7 ") for row in rows)
+        return [(row["difference"], row["bound"]) for row in rows], error
+
+    return run
+
+
+def test_an_assertion_is_noted_and_means_what_it_meant(record):
+    assert record("assert x < 1e-5", x=3e-6) == ([(3e-6, 1e-5)], None)
+    noted, error = record("assert x < 1e-5, f'{x}'", x=1e-5)
+    assert noted == [(1e-5, 1e-5)] and error.args == ("1e-05",)
+    assert record("assert x <= 1e-5", x=1e-5) == ([(1e-5, 1e-5)], None)
+    noted, error = record("assert all(x < 1e-5 * 2 for x in X) and n == 3", X=[0.0, 1.0], n=3)
+    assert noted == [(0.0, 2e-5), (1.0, 2e-5)] and error is not None
+    assert record("assert x < 1 and 0 < x", x=0.5) == ([], None)  # no parity
+
+
+def test_what_assert_close_allows_stands_beside_the_worst_entry(record):
+    source = "torch.testing.assert_close(a, b, rtol=0.1, atol=1.0)"
+    noted, error = record(source, a=torch.tensor([0.5, 105.0]), b=torch.tensor([0.0, 100.0]))
+    assert noted == [(0.5, 1.0)] and error is None  # 0.5 of 1 is nearer than 5 of 11
+    noted, error = record(source, a=torch.tensor([9.0]), b=torch.tensor([0.0]))
+    assert noted == [] and "not close" in str(error)
+    pair = {"w": torch.zeros(2, dtype=torch.float64)}
+    noted, _ = record("torch.testing.assert_close(a, b)", a=pair, b=pair)
+    assert noted == [(0.0, 1e-7)]
 
 
 def test_seeds_are_moved_in_the_sources_of_notebooks():
@@ -32,14 +82,17 @@ def test_failures_are_read_out_of_the_table_of_a_run():
     ) == ["tests/test_a.py::test_b - AssertionError"]
 
 
-def test_the_table_says_under_which_condition_something_failed(tmp_path, monkeypatch):
+def test_the_table_names_the_worst_of_all_conditions(tmp_path, monkeypatch):
     monkeypatch.setattr(matrix, "OUT", tmp_path)
-    for name in ("native", "sse4"):
+    for name, difference in (("native", 1e-7), ("avx2", 3e-7), ("sse4", 2e-7)):
         (tmp_path / name).mkdir()
+        line = json.dumps({"key": "05 cell 7 assert x", "difference": difference, "bound": 1e-5})
+        (tmp_path / name / "chapters.jsonl").write_text(line + "\n")
         failures = [["chapters", "03_a failed"]] if name == "sse4" else []
         result = {"failures": failures, "peaks": {}, "ran": {"chapters": "05 9 s"}}
         (tmp_path / name / "result.json").write_text(json.dumps(result))
     text = matrix.tables()
+    assert "3.0e-07 1.0e-05 3.0e-02 avx2       05 cell 7 assert x" in text
     assert "sse4        FAILED" in text and "chapters: 03_a failed" in text
     assert "native      ok (chapters 05 9 s)" in text and "busy        not run" in text
 

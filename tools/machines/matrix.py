@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,10 +28,11 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "machines"
+HERE = Path(__file__).resolve().parent
 PARTS = ("chapters", "exercises", "tests")
 TESTS = "tests/d2lpar tests/vgpu tests/tools"
 # Not those that wait for time-outs, which no kernel and no seed changes, and a slow start does.
-OPTIONS = "-m 'not slow and not waits'"
+OPTIONS = "-p parities -m 'not slow and not waits'"
 
 
 def instruction_set(aten, onednn, mkl):
@@ -229,10 +230,12 @@ def run(name, condition, parts, names):
     loops = len(_cores()) if condition.busy else 0
     with tree(condition) as root, busy(loops), limited(condition.memory) as limit:
         variables = os.environ | condition.variables
-        variables["PYTHONPATH"] = str(root)
+        variables["PYTHONPATH"] = os.pathsep.join([str(root), str(HERE)])
         for part in parts:
             if part == "tests" and condition.seeds:
                 continue
+            (parities := out / f"{part}.jsonl").unlink(missing_ok=True)
+            variables["D2LPAR_PARITIES"] = str(parities)
             start = time.monotonic()
             for label, command in _commands(part, root, out, names, bool(condition.memory)):
                 command = [*limit, *condition.prefix, *command]
@@ -289,7 +292,7 @@ def _commands(part, root, out, names, one_by_one):
         label = f"{part} {group[0]}" if one_by_one else part
         run = [sys.executable, "tools/notebooks/run.py"]
         run += ["--folder", f"{folder}", "--build", f"{out / label}"]
-        yield label, [*run, *group]
+        yield label, ["env", f"PYTHONSTARTUP={HERE / 'parities.py'}", *run, *group]
 
 
 def failures_in(part, text):
@@ -300,8 +303,9 @@ def failures_in(part, text):
 
 
 def tables():
-    """Return the tables of all results: failures, memory."""
-    lines, peaks = ["what failed"], {}
+    """Return the tables of all results: failures, memory, parities."""
+    lines = ["what failed"]
+    peaks, seen = {}, defaultdict(dict)
     joined = [folder.name for folder in sorted(OUT.glob("*+*"))]
     for name in [*CONDITIONS, *joined]:
         if not (path := OUT / name / "result.json").exists():
@@ -315,9 +319,22 @@ def tables():
         lines.append(f"  {name:<11} {'ok' if not result['failures'] else 'FAILED'} ({took})")
         lines += [f"      {part}: {text}" for part, text in result["failures"]]
         peaks |= result["peaks"]
+        for file in sorted((OUT / name).glob("*.jsonl")):
+            for line in file.read_text().splitlines():
+                entry = json.loads(line)
+                row = entry["difference"], entry["bound"], name
+                worst = seen[file.stem].setdefault(entry["key"], row)
+                if row[0] * worst[1] > worst[0] * row[1]:  # nearer to its bound
+                    seen[file.stem][entry["key"]] = row
     if peaks:
         lines.append("peak of memory, with all children, one at a time")
         lines += [f"  {label:<42} {peak / 1e9:5.2f} GB" for label, peak in peaks.items()]
+    for part, rows in seen.items():
+        lines.append(f"parities in {part}: the largest difference, its bound, their ratio, where")
+        for key, (difference, bound, name) in sorted(rows.items()):
+            ratio = difference / bound if bound else float("inf")
+            numbers = f"{difference:7.1e} {bound:7.1e} {ratio:7.1e}"
+            lines.append(f"  {numbers} {name:<10} {' '.join(key.split())[:120]}")
     return "\n".join(lines)
 
 
