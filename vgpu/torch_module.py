@@ -354,6 +354,22 @@ def mem_get_info(device=None):
     return memory.limit - memory.allocated - memory.held, memory.limit
 
 
+def set_per_process_memory_fraction(fraction, device=None):
+    """Limit the usable memory of a device to a fraction, 0 to 1; ValueError for another number.
+
+    An allocation beyond the limit raises torch.OutOfMemoryError.
+    """
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0 to 1")
+    memory = registry.find(device).memory
+    memory.set_limit(memory.limit, fraction)
+
+
+def get_per_process_memory_fraction(device=None):
+    """Return the fraction of `set_per_process_memory_fraction`, 1 by default."""
+    return registry.find(device).memory.fraction
+
+
 def empty_cache():
     """Lower `memory_reserved` to what is in use: freed memory is released at once anyway."""
     for device in registry.devices[: registry.count]:

@@ -133,7 +133,8 @@ PROGRAMS = {
     assert text.endswith("found input tensor at cpu and parameter tensor at cuda:0")
     text = error(lambda: torch.distributions.Normal(x, -x), ValueError)
     assert text.startswith("Expected parameter scale (Tensor of shape (2,))")
-    text = error(lambda: torch.empty(2**50, device="cuda"))
+    torch.cuda.set_per_process_memory_fraction(1e-6)
+    text = error(lambda: torch.empty(2**20, device="cuda"))
     assert "CUDA out of memory. " in text and "cuda:0" in text  # programs look for it
     """,
     "mixed_precision": """
@@ -258,9 +259,8 @@ PROGRAMS = {
     assert torch.cuda.max_memory_allocated() >= 4096 and torch.cuda.memory_allocated() == before
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == before
-    text = error(torch.cuda.memory_stats_as_nested_dict, NotImplementedError)
-    assert "use torch.cuda.memory_stats" in text
+    nested = torch.cuda.memory_stats_as_nested_dict()
+    assert nested["allocated_bytes"]["all"]["current"] == before
     assert "cuda:0" in torch.cuda.memory_summary()
     free, total = torch.cuda.mem_get_info()
     assert total == torch.cuda.get_device_properties(0).total_memory >= free
@@ -353,8 +353,6 @@ PROGRAMS = {
     assert "torch.cuda.cudart().cudaHostRegister needs" in text and "pin_memory" in text
     assert "pinned memory is not counted" in refused(torch.cuda.host_memory_stats)
     assert "host_memory_stats needs" in refused(torch.cuda.reset_peak_host_memory_stats)
-    text = refused(lambda: torch.cuda.set_per_process_memory_fraction(0.5))
-    assert "no other process shares" in text
     assert not torch.cuda.tunable.is_enabled()
     assert "torch.cuda.tunable.enable needs" in refused(torch.cuda.tunable.enable)
     kernel = torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x; }")

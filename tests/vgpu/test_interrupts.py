@@ -445,7 +445,7 @@ def data(a, b):
 
 
 def allocation_of_what_a_stream_holds(a, b):
-    registry.find(a).memory.limit = registry.find(a).memory.allocated + 3000
+    registry.find(a).memory.set_limit(registry.find(a).memory.allocated + 3000)
     side = torch.vgpu.Stream(a)
 
     def call():

@@ -603,6 +603,27 @@ def test_only_a_mask_makes_indexing_wait(devices):
     assert y.tolist() == [1, 3]
 
 
+def test_a_fraction_of_the_memory(devices):
+    gc.collect()
+    used, device = torch.vgpu.memory_allocated(devices[1]), devices[1]
+    virtual_gpus(2, memory=2 * (used + MIB))
+    torch.vgpu.set_per_process_memory_fraction(0.5, device)
+    assert torch.vgpu.mem_get_info(device)[1] == 2 * (used + MIB)
+    assert [torch.vgpu.get_per_process_memory_fraction(d) for d in devices] == [1, 0.5]
+    x = torch.empty(MIB, dtype=torch.uint8, device=device)
+    with pytest.raises(torch.OutOfMemoryError, match=r"MiB of it is allowed to be used"):
+        torch.empty(1, dtype=torch.uint8, device=device)
+    torch.vgpu.set_per_process_memory_fraction(1, device)
+    y = torch.empty(MIB, dtype=torch.uint8, device=device)
+    del x, y
+    for fraction in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=f"Invalid fraction value: {fraction}"):
+            torch.vgpu.set_per_process_memory_fraction(fraction, device)
+    torch.vgpu.set_per_process_memory_fraction(0.5, device)
+    virtual_gpus(2)
+    assert torch.vgpu.get_per_process_memory_fraction(device) == 1
+
+
 def test_a_backward_that_did_not_fit_gives_its_memory_back_at_once(devices):
     def backward():
         x = torch.zeros(MIB // 4, device=devices[0], requires_grad=True)

@@ -133,6 +133,17 @@ def _replace_names():
     remove_privateuse1_tests()
 
 
+def _stats_as_nested_dict(device=None):
+    nested = {}
+    for name, value in torch_module.memory_stats(device).items():
+        *path, last = name.split(".")
+        inner = nested
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return nested
+
+
 def _device_memory_used(device=None):
     free, total = torch_module.mem_get_info(device)
     return total - free
@@ -171,6 +182,7 @@ _REPLACEMENTS = {
     "get_arch_list": lambda: [],  # no kernels are compiled for an architecture
     "get_allocator_backend": lambda: "native",
     "reset_accumulated_memory_stats": lambda device=None: None,  # sums count from the start
+    "memory_stats_as_nested_dict": _stats_as_nested_dict,
     "device_memory_used": _device_memory_used,
     "device_of": _DeviceOf,
 }
@@ -183,7 +195,6 @@ _REAL_GPU_ONLY = """
     power_draw clock_rate
     host_memory_stats host_memory_stats_as_nested_dict reset_peak_host_memory_stats
     reset_accumulated_host_memory_stats caching_allocator_enable
-    set_per_process_memory_fraction get_per_process_memory_fraction memory_stats_as_nested_dict
 """.split()
 
 _NCCL_NAMES = "all_reduce reduce broadcast all_gather reduce_scatter init_rank unique_id".split()

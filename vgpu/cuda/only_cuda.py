@@ -16,7 +16,6 @@ _ALTERNATIVES = {  # part of a name -> alternative
     "cudaHost": "use Tensor.pin_memory",
     "host_memory": "remove the call: pinned memory is not counted",
     "memory_history": "give 'all' or None in place of True or False",
-    "memory_fraction": "remove the call: no other process shares the GPU's memory",
     "memory": "use torch.cuda.memory_stats or memory_summary",
 }
 _KERNELS = "write it with PyTorch's own operators, or run it on a machine with a GPU"

@@ -63,7 +63,7 @@ class Device:
             )
 
     def configure(self, threads, memory, link, peer_link):
-        self.memory.limit = memory
+        self.memory.set_limit(memory)
         self.link, self.peer_link = link, peer_link
         if threads != self.threads:
             self.own_engines[0].set_threads(threads)

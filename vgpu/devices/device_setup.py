@@ -39,8 +39,9 @@ def virtual_gpus(
     real hardware. `Timer`, `Benchmark`, `Timeline` and `clock` then read the simulated time, which
     starts at 0 with this call.
 
-    A later call returns the same devices: it waits for their work and applies the new settings.
-    Without `model` they return to the wall clock.
+    A later call returns the same devices: it waits for their work, applies the new settings, and
+    lifts the limit of `torch.vgpu.set_per_process_memory_fraction`. Without `model` they return to
+    the wall clock.
 
     Args:
         n: the number of GPUs.

@@ -51,7 +51,8 @@ class Memory:
     after `collect`.
 
     Attributes:
-        limit: its size in bytes.
+        limit, fraction, allowed: its size in bytes, the fraction that may be in use, and that
+            fraction in bytes.
         allocated: bytes of all storages in use.
         held: bytes that are freed, but still used by a stream (`record_stream`).
         peak, held_peak: the highest `allocated`, and `allocated` + `held`, since `reset_peak`.
@@ -65,7 +66,7 @@ class Memory:
 
     def __init__(self, device, limit):
         self.device = device
-        self.limit = limit
+        self.set_limit(limit)
         self.allocated = self.held = self.peak = self.held_peak = self.recorded = 0
         self.num_allocations = self.total_allocated = self.num_retries = self.num_ooms = 0
         self._highest = 0
@@ -90,11 +91,16 @@ class Memory:
         self._events = deque(blocks, None if caching else 0)
         self._caching = CachingAllocator(self.limit) if caching else None
 
+    def set_limit(self, limit, fraction=1.0):
+        self.limit = limit
+        self.fraction = fraction
+        self.allowed = int(limit * fraction)
+
     def allocate(self, num_bytes):
         """Return a Block of `num_bytes`; if necessary, wait for streams that hold freed memory.
 
         Raises:
-            torch.OutOfMemoryError: more than `limit` bytes would be in use, and none are held.
+            torch.OutOfMemoryError: more than `allowed` bytes would be in use, and none are held.
         """
         block = Block()
         block.reference = reference = _Reference(block, self.add_freed)
@@ -109,7 +115,7 @@ class Memory:
             # no function of its own: each new tensor would pay for the call.
             allocated = self.allocated + num_bytes
             reserved = allocated + self.held
-            if reserved <= self.limit and (is_exact or reserved <= self.peak):
+            if reserved <= self.allowed and (is_exact or reserved <= self.peak):
                 address = self._next_address
                 self._live[address] = reference
                 reference.address = address
@@ -246,12 +252,15 @@ class Memory:
         self.recorded -= 1
 
     def _out_of_memory(self, num_bytes):
+        limit = ""
+        if self.fraction < 1:
+            limit = f" {self.allowed / MIB:.2f} MiB of it is allowed to be used."
         free = self.limit - self.allocated - self.held
         return torch.OutOfMemoryError(
             f"{scheduler.error_name.upper()} out of memory. "
             f"Tried to allocate {num_bytes / MIB:.2f} MiB. "
             f"{self.device} has a total capacity of {self.limit / MIB:.2f} MiB of "
-            f"which {free / MIB:.2f} MiB is free."
+            f"which {free / MIB:.2f} MiB is free.{limit}"
         )
 
     @property
