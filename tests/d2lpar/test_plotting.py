@@ -255,6 +255,8 @@ def test_runs_without_a_result_are_counted_and_not_drawn():
     assert list(formula.get_xdata()) == [8, 16] and list(formula.get_ydata()) == [45, 25]
     assert [list(line.get_ydata()) for line in points] == [[40, 50], [30], [20, 22]]
     assert [text.get_text() for text in axes.texts] == ["2 of 3", "1 of 3"]
+    medians = [bar.get_offsets()[0, 1] for bar in axes.collections]  # none for "plain", 16
+    assert medians == [45, 22]
     assert "not\nreached" in [label.get_text() for label in axes.get_yticklabels()]
     assert axes.texts[0].get_position()[1] < axes.get_ylim()[1]
     [reached] = plot_runs({("plain", 8): [40]}, "batch", "steps", [45]).axes

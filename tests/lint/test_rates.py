@@ -26,7 +26,9 @@ OTHERS = {
     "08_replicas_of_shards": ["368 GB/s"],  # eight cards of 46 GB/s
     "10_one_answer": ["1.2 TB/s"],  # a TPU of version 4
     "11_checkpoints": ["7 TB/s"],  # Meta's storage
-    "13_planning_a_training_run": ["450 TFLOP/s", "430 TFLOP/s"],  # of a whole step, with Llama 3
+    # of a whole step, with Llama 3; the answer takes the lesson's formulas
+    "13_planning_a_training_run": ["450 TFLOP/s", "430 TFLOP/s", "400 TFLOP/s"],
+    "13_answers": ["209 TFLOP/s", "400 TFLOP/s", "363 TFLOP/s"],
     "13_experts": ["717 TFLOP/s"],  # chapter 08
     "13_long_sequences": ["717 TFLOP/s"],  # chapter 08
     "10_tensor_parallelism": ["14 TFLOP/s"],  # an exercise: products on a modelled V100

@@ -1,5 +1,7 @@
 """Figures of chapter 12: named points, and single runs."""
 
+from statistics import median
+
 from d2lpar.plotting.charts import write_plain_numbers
 from d2lpar.plotting.figures import LINES, new_figure, style
 
@@ -26,7 +28,7 @@ def plot_points(points, xlabel, ylabel):
 
 
 def plot_runs(runs, xlabel, ylabel, curve):
-    """Return a log-log figure with a point for each run, and counts of runs without a result.
+    """Return a log-log figure of runs and their medians, with counts of runs without a result.
 
     Args:
         runs: a dict from (group, x) to the results of its runs, a list; a run without a result is
@@ -44,7 +46,7 @@ def plot_runs(runs, xlabel, ylabel, curve):
     groups = list(dict.fromkeys(group for group, _ in runs))
     figure, [[axes]] = new_figure(figsize=(5.6, 3.8))
     with style():
-        axes.plot(ticks, curve, color="k", linewidth=1, label="formula")
+        axes.plot(ticks, curve, color="k", linewidth=1, marker="x", label="formula")
         for (group, x), numbers in runs.items():
             i = groups.index(group)
             colour, _, marker = LINES[i % len(LINES)]
@@ -52,6 +54,8 @@ def plot_runs(runs, xlabel, ylabel, curve):
             results = [n for n in numbers if n < float("inf")]
             look = {"marker": marker, "linestyle": "none", "markersize": 4}
             axes.plot([at] * len(results), results, color=colour, label=group, **look)
+            if median(numbers) < float("inf"):
+                axes.scatter(at, median(numbers), 250, "k", marker="_", zorder=3, label="median")
             if len(results) < len(numbers):
                 lost = f"{len(numbers) - len(results)} of {len(numbers)}"
                 side = "left" if i == len(groups) - 1 else "right"
