@@ -15,8 +15,8 @@ def draw():
             20, y - 32, 170, 64, f"worker {worker}\ngradient *g*{'₀₁₂'[worker]}", device=worker
         )
     for server, y in enumerate(SERVERS):
-        keys = ("keys 0 to 4", "keys 5 to 9")[server]
-        drawing.box(540, y - 40, 200, 80, f"server {server}\nholds *w*, {keys}")
+        rows = ("rows 0 to 4", "rows 5 to 9")[server]
+        drawing.box(540, y - 40, 200, 80, f"server {server}\nholds *w*, {rows}")
     for worker, y in enumerate(WORKERS):
         for server, top in enumerate(SERVERS):
             there = top - 24 + 20 * worker

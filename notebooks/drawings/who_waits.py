@@ -1,14 +1,14 @@
-"""Who waits for whom: BSP, SSP and ASP, with one worker that is three times as slow."""
+"""Who waits for whom: BSP, SSP and ASP, with one worker that is 3.4 times as slow."""
 
 from pen import PALE, QUIET, Drawing
 
-STEPS, UNIT, LEFT, ROW = 5, 36, 190, 26
-COMPUTE = (3, 1, 1)  # time units of a step of each worker
+STEPS, UNIT, LEFT, ROW = 6, 26, 190, 26
+COMPUTE = (3.4, 1, 1)  # time units of a step of each worker
 
 
 def draw():
-    drawing = Drawing(400, "Five steps of three workers under BSP, SSP and ASP")
-    models = {"BSP (*s* = 0)": 0, "SSP (*s* = 1)": 1, "ASP": STEPS}
+    drawing = Drawing(400, "Six steps of three workers under BSP, SSP and ASP")
+    models = {"BSP (*s* = 0)": 0, "SSP (*s* = 2)": 2, "ASP": STEPS}
     for panel, (name, staleness) in enumerate(models.items()):
         top = 16 + 116 * panel
         drawing.text(16, top + 1.5 * ROW + 2, name, anchor="start", bold=True)
@@ -18,20 +18,15 @@ def draw():
             end = 0
             for number, (start, stop) in enumerate(steps):
                 if start > end:
-                    drawing.box(
-                        LEFT + end * UNIT,
-                        y,
-                        (start - end) * UNIT,
-                        ROW,
-                        "wait",
-                        fill=PALE,
-                        ink=QUIET,
-                    )
+                    width = (start - end) * UNIT
+                    words = "wait" if width > 40 else ""
+                    x = LEFT + end * UNIT
+                    drawing.box(x, y, width, ROW, words, fill=PALE, ink=QUIET)
                 if number < STEPS:
                     width = (stop - start) * UNIT
                     drawing.box(LEFT + start * UNIT, y, width, ROW, f"{number}", device=worker)
                 end = stop
-    drawing.arrow(LEFT, 364, LEFT + 15 * UNIT, 364)
+    drawing.arrow(LEFT, 364, 750, 364)
     drawing.text(LEFT, 384, "time; the number in a box is that of the step", anchor="start")
     return drawing
 
