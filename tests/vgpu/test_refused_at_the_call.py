@@ -5,6 +5,7 @@ torch's sources for CUDA (`"bitwise_and_cuda" not implemented for 'Float'`).
 """
 
 import re
+import warnings
 
 import pytest
 import torch
@@ -288,3 +289,12 @@ def test_indices_on_another_device_are_refused_with_the_text_of_cuda(devices):
         with pytest.raises(RuntimeError, match=text.format(where)):
             x[index] = 2.0
         assert x[torch.tensor([1])].tolist() == [1]
+
+
+def test_a_result_that_fits_is_given_without_a_warning(device):
+    """Trials shorten 30, 40 and 70 in the same order, to lengths that do not add up."""
+    parts, whole = [torch.ones(n, device=device) for n in (30, 40)], torch.empty(70, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.cat(parts, out=whole)
+    assert whole.tolist() == [1.0] * 70

@@ -395,8 +395,11 @@ class Call:
         small = {length: n for n, length in enumerate(lengths, 2)}
         overlap = len({*self.places}) < len(layouts) or any(0 in x.stride for x in layouts)
         if error is None and not (operator.written and overlap) and lengths != [*small.values()]:
-            sizes = [([small.get(n, n) for n in x.size], x.dtype) for x in layouts]
-            tensors = [torch.empty(size, dtype=dtype, device=CPU) for size, dtype in sizes]
+            outs, tensors = [self.kwargs.get(name) for name in operator.outs], []
+            for tensor, x in zip(self.tensors, layouts, strict=True):
+                is_out = any(tensor is out for out in outs)  # resized without a warning if empty
+                size = [0] if is_out else [small.get(n, n) for n in x.size]
+                tensors.append(torch.empty(size, dtype=x.dtype, device=CPU))
             error = self._tried(tensors, small)
             if error is None:
                 return None

@@ -62,6 +62,7 @@ class Operator:
         by_value: for each argument, whether its value, not only its type, is part of the key.
         by_value_of: the same by the name of the argument.
         written: (position, name) of the arguments that it writes.
+        outs: the names of those that it resizes, such as `out`.
         statistics: (position, name) of running statistics that it writes, which torch's schema
             omits.
         only_layout: whether it only changes the layout of its first argument.
@@ -97,6 +98,7 @@ class Operator:
             for position, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
+        self.outs = [argument.name for argument in schema.arguments if argument.is_out]
         self.statistics = [
             (position, name)
             for position, name in enumerate(names)
