@@ -386,7 +386,7 @@ def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path,
     assert str(reason) == "rank 3 ended with exit code 3 before it returned"
     leave(2, IndexError("the reason"))
     assert repr(agent.failure_reason([1, None, 1, 3], paths)) == "IndexError('the reason')"
-    for rank, error in ((3, KeyError("later")), (1, broken)):
+    for rank, error in ((1, KeyError("later")), (3, broken)):
         leave(rank, error)
     reason = agent.failure_reason([1, 1, 1, 1], paths)
     assert repr(reason) == "IndexError('the reason')" and "in rank 2" in reason.__notes__[0]
@@ -407,6 +407,14 @@ def test_others_have_time_to_say_why_they_fail_too(monkeypatch):
 
     with pytest.raises(KeyError, match="the reason"):
         d2lpar.launch(work)
+
+
+def test_an_error_of_the_last_kernel_is_raised_though_nothing_waits_for_it():
+    def work():
+        torch.ones(3, device="vgpu")[torch.tensor([7], device="vgpu")]
+
+    with pytest.raises(torch.AcceleratorError, match="index 7 is out of bounds"):
+        d2lpar.launch(work, nproc=1)
 
 
 def test_exception_that_does_not_pickle_comes_as_its_text():
