@@ -35,6 +35,16 @@ def test_ties_are_broken_by_device_and_stream_where_launches_take_no_time():
     ]
 
 
+def test_what_a_stream_waited_for_by_an_earlier_clock_holds_up_nothing():
+    devices = fixed_gpus(2)
+    sleep(devices[0], 10)
+    torch.vgpu.current_stream(devices[1]).wait_stream(torch.vgpu.current_stream(devices[0]))
+    fixed_gpus(2)
+    with schedule() as found:
+        sleep(devices[1], 1)
+    assert times(found) == [(0, 1)]
+
+
 # -- copies
 
 
