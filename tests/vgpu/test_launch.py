@@ -356,6 +356,13 @@ def test_figures_of_ranks_are_those_of_the_last_call():
     assert figures_of_ranks(3) == {"n": 3, **others, **figures}
 
 
+def test_figures_that_virtual_gpus_refused_are_not_those_of_ranks(devices):
+    before, x = figures_of_ranks(1), torch.ones(9, device=devices[0])
+    with pytest.raises(ValueError, match="bytes in use: got 1"):
+        d2lpar.virtual_gpus(1, memory=1)
+    assert figures_of_ranks(1) == before and x.sum().item() == 9
+
+
 @pytest.mark.parametrize("device", ["cpu", "vgpu"])
 def test_rank_that_fails_is_the_reason_though_others_wait_for_it(impatient, device):
     def work():

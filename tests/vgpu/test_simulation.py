@@ -166,6 +166,18 @@ def test_elapsed_time_is_between_the_ends_of_what_came_before():
         first.elapsed_time(unrecorded)
 
 
+def test_an_event_that_is_recorded_again_is_of_the_clock_in_force():
+    (device,) = virtual_gpus(1)
+    start, end = (torch.vgpu.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    fixed_gpus(1)
+    start.record()
+    sleep(device, 2)
+    end.record()
+    torch.vgpu.synchronize()
+    assert start.elapsed_time(end) == 2000
+
+
 def test_who_comes_when_another_thread_has_waited_for_room_goes_on():
     (device,) = fixed_gpus(1)
     for _ in range(scheduler.QUEUE_LIMIT + 1):
