@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from gates import Gate, recorded, run_what_can
+from torch.nn.parallel import scatter
 
 import d2lpar
 from vgpu.operators import comm
@@ -31,6 +32,15 @@ def test_broadcast_gives_each_device_its_own_copies(devices, buffer_size):
             assert torch.equal(copy.cpu(), tensor.cpu())
     outputs[1][0].zero_()
     assert outputs[2][0].min() == 1 and tensors[0].min() == 1
+
+
+def test_inputs_on_the_cpu_are_scattered_beside_what_the_devices_compute(devices):
+    """torch's `Scatter` copies them on a background stream of each device."""
+    x = torch.ones(4, 2).pin_memory()
+    with recorded() as spans, Gate(devices[0]):
+        scatter(x, devices[:2])
+        run_what_can()
+        assert {span.target for span in spans if span.kind == "copy"} == {*devices[:2]}
 
 
 @pytest.mark.parametrize("buffer_size", [1, 40, 10**6])

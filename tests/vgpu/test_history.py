@@ -150,7 +150,8 @@ def test_memory_that_a_stream_holds_and_memory_that_there_is_not():
     side.synchronize()
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(2**40, device=gpu)
-    *_, completed, failed = history.snapshot()["device_traces"][0]
+    *before, completed, failed = history.snapshot()["device_traces"][0]
+    assert sum(entry["action"] == "free_requested" for entry in before) == 1
     assert (completed["action"], completed["size"]) == ("free_completed", 2**22)
     assert (failed["action"], failed["size"]) == ("oom", 2**42)
     assert failed["device_free"] == registry.devices[0].memory.limit and "addr" not in failed

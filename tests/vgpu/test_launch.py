@@ -356,6 +356,13 @@ def test_figures_of_ranks_are_those_of_the_last_call():
     assert figures_of_ranks(3) == {"n": 3, **others, **figures}
 
 
+def test_figures_that_virtual_gpus_refused_are_not_those_of_ranks(devices):
+    before, x = figures_of_ranks(1), torch.ones(9, device=devices[0])
+    with pytest.raises(ValueError, match="bytes in use: got 1"):
+        d2lpar.virtual_gpus(1, memory=1)
+    assert figures_of_ranks(1) == before and x.sum().item() == 9
+
+
 @pytest.mark.parametrize("device", ["cpu", "vgpu"])
 def test_rank_that_fails_is_the_reason_though_others_wait_for_it(impatient, device):
     def work():
@@ -386,7 +393,7 @@ def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path,
     assert str(reason) == "rank 3 ended with exit code 3 before it returned"
     leave(2, IndexError("the reason"))
     assert repr(agent.failure_reason([1, None, 1, 3], paths)) == "IndexError('the reason')"
-    for rank, error in ((3, KeyError("later")), (1, broken)):
+    for rank, error in ((1, KeyError("later")), (3, broken)):
         leave(rank, error)
     reason = agent.failure_reason([1, 1, 1, 1], paths)
     assert repr(reason) == "IndexError('the reason')" and "in rank 2" in reason.__notes__[0]
@@ -407,6 +414,14 @@ def test_others_have_time_to_say_why_they_fail_too(monkeypatch):
 
     with pytest.raises(KeyError, match="the reason"):
         d2lpar.launch(work)
+
+
+def test_an_error_of_the_last_kernel_is_raised_though_nothing_waits_for_it():
+    def work():
+        torch.ones(3, device="vgpu")[torch.tensor([7], device="vgpu")]
+
+    with pytest.raises(torch.AcceleratorError, match="index 7 is out of bounds"):
+        d2lpar.launch(work, nproc=1)
 
 
 def test_exception_that_does_not_pickle_comes_as_its_text():

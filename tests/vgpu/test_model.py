@@ -138,6 +138,17 @@ def test_a_backward_pass_issues_to_devices_at_the_same_time():
     assert clock() == started + counts[devices[0]]
 
 
+def test_a_value_read_in_the_backward_of_a_gpu_holds_no_other_one_up():
+    devices = fixed_gpus(2, launch=1.0)
+    x, y = (torch.ones((), device=device, requires_grad=True) for device in devices)
+    double, triple = y * 2, x * 3
+    triple.register_hook(lambda grad: sleep(devices[0], 100) or grad * grad.item())
+    with recorded() as spans:
+        torch.autograd.backward([triple, double])
+    last = {op.device: op.issued for op in spans if op.name == "aten.mul"}
+    assert last[devices[0]] > 100 > last[devices[1]]
+
+
 def test_a_backward_pass_begins_when_the_one_before_it_has_been_issued():
     devices = fixed_gpus(2, launch=1.0)
     x, y = (torch.ones(3, device=device, requires_grad=True) for device in devices)

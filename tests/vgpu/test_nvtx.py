@@ -85,6 +85,20 @@ def test_ranges_of_all_kinds_are_in_the_trace_and_count_as_no_work(tmp_path):
     assert figures[2] == "9", "eight operators and a copy: " + said
 
 
+def test_a_thread_ends_its_own_ranges_only():
+    run("""
+    import threading
+    from torch.cuda import nvtx
+
+    assert nvtx.range_push("of the main thread") == 0
+    depths = []
+    thread = threading.Thread(target=lambda: depths.append(nvtx.range_push("of another")))
+    thread.start()
+    thread.join()
+    assert depths == [0] and nvtx.range_pop() == 0
+    """)
+
+
 def test_emit_nvtx_says_that_the_trace_has_it_all():
     run("""
     import warnings

@@ -633,6 +633,25 @@ def test_a_stream_that_does_not_wait_sees_the_old_values(rank, device, group):
         torch.vgpu.synchronize()
 
 
+@in_group(2)
+def test_the_stream_on_which_a_work_is_waited_for_is_the_one_that_waits(rank, device, group):
+    main, side = torch.vgpu.current_stream(device), torch.vgpu.Stream(device)
+    x = torch.ones(3, device=device)
+    torch.vgpu.synchronize()
+    if rank == 0:
+        work = dist.all_reduce(x, group=group, async_op=True)
+        with torch.vgpu.stream(side):
+            work.wait()
+            y = x + 1
+        assert main.query() and not side.query()
+        tell("rank 0 goes on")
+        side.synchronize()
+        assert y.tolist() == [3, 3, 3]
+    else:
+        hear("rank 0 goes on")
+        dist.all_reduce(x, group=group)
+
+
 @pytest.mark.parametrize("elsewhere", ["side stream", "other device"])
 def test_collectives_of_a_group_follow_each_other_wherever_they_are_issued(elsewhere):
     def check():

@@ -123,6 +123,29 @@ def test_the_exported_trace_has_kernels_and_who_launched_them():
     """)
 
 
+def test_the_time_of_the_host_never_goes_back_though_the_clock_of_a_thread_lags():
+    profiled("""
+    import threading
+    x, y = torch.ones(4000, 4000, device="cuda"), torch.ones(3, device="cuda:1")
+    may_go = threading.Event()
+    thread = threading.Thread(target=lambda: may_go.wait() and y + 1)
+    thread.start()  # its clock stays that of now
+    with profile(activities=[CPU, CUDA]) as p:
+        x @ x
+        torch.cuda.synchronize()
+        x + 1
+        for _ in range(20):
+            with record_function("tick"):
+                pass
+        may_go.set()
+        thread.join()
+        x + 1
+    ticks = sorted((e.id, e.time_range.start) for e in p.events() if e.name == "tick")
+    moments = [moment for _, moment in ticks]
+    assert len(moments) == 20 and moments == sorted(moments), moments
+    """)
+
+
 def test_gpus_alone_and_by_default_as_well():
     profiled("""
     x = torch.ones(8, device="cuda")

@@ -121,6 +121,13 @@ def test_a_copy_to_another_device_is_refused_at_the_call_if_its_target_overlaps(
             target.copy_(source, non_blocking=True)
 
 
+def test_what_ran_on_two_memories_is_refused_on_one(device):
+    t, u = shared(device), shared(device)
+    t[1:].add_(u[:-1])
+    with pytest.raises(RuntimeError, match="^unsupported operation: some elements"):
+        t[1:].add_(t[:-1])
+
+
 def test_memory_may_be_shared_where_the_cpu_allows_it(device):
     """Also after the same call, with the same layouts, was refused for tensors of one memory."""
 

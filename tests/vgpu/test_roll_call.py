@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from gates import in_thread
 from waiting import note_when_in
 
 import d2lpar
@@ -131,6 +132,33 @@ def test_a_second_interrupt_does_not_wait_for_ranks_that_are_silent(tmp_path, mo
     with interrupted_when(all_in(tmp_path, "0"), is_asked) as caught:
         d2lpar.launch(work, tmp_path, nproc=1)
     assert str(caught.value) == ""
+
+
+def test_a_rank_that_has_timed_out_answers_with_where_it_waited(monkeypatch):
+    """It asks for others itself at that moment, in lines that say nothing to the reader."""
+    monkeypatch.setattr(roll_call, "num_collectives", lambda: 2)
+    monkeypatch.setattr(roll_call, "ANSWER", 5.0)
+    store, answers = dist.HashStore(), []
+    store.set("here 1", "")
+    call = roll_call.RollCall(store, 0, 2)
+
+    def other():
+        store.wait(["ask 1"])
+        answers.extend(roll_call.ask(store, [0]).values())
+        store.set("answer 1", json.dumps([1, "line 7 of f", False]))
+
+    def waits():
+        raise RuntimeError("too late")
+
+    with in_thread(other):
+        try:
+            waits()
+        except RuntimeError as error:
+            call.report(error, 1.5)
+    call.close()
+    ((count, place, is_waiting),) = answers
+    assert (count, is_waiting) == (2, True)
+    assert place.endswith('of waits: raise RuntimeError("too late")')
 
 
 WAITS, BUSY = True, False

@@ -35,6 +35,16 @@ def test_ties_are_broken_by_device_and_stream_where_launches_take_no_time():
     ]
 
 
+def test_what_a_stream_waited_for_by_an_earlier_clock_holds_up_nothing():
+    devices = fixed_gpus(2)
+    sleep(devices[0], 10)
+    torch.vgpu.current_stream(devices[1]).wait_stream(torch.vgpu.current_stream(devices[0]))
+    fixed_gpus(2)
+    with schedule() as found:
+        sleep(devices[1], 1)
+    assert times(found) == [(0, 1)]
+
+
 # -- copies
 
 
@@ -154,6 +164,18 @@ def test_elapsed_time_is_between_the_ends_of_what_came_before():
     assert second.elapsed_time(first) == 4000
     with pytest.raises(ValueError, match="recorded"):
         first.elapsed_time(unrecorded)
+
+
+def test_an_event_that_is_recorded_again_is_of_the_clock_in_force():
+    (device,) = virtual_gpus(1)
+    start, end = (torch.vgpu.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    fixed_gpus(1)
+    start.record()
+    sleep(device, 2)
+    end.record()
+    torch.vgpu.synchronize()
+    assert start.elapsed_time(end) == 2000
 
 
 def test_who_comes_when_another_thread_has_waited_for_room_goes_on():
