@@ -584,13 +584,16 @@ def _end(process):
 
 
 def _last_error(printed, code):
-    """Return the last line of what a program printed that names an error of its own."""
+    """Return the last line of what a program printed that names an error of its own.
+
+    If none does, the exit code and the end of what it printed.
+    """
     lines = [line.strip() for line in printed.split("\n")]
     errors = [
         line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception): ", line)
     ]
     own = [line for line in errors if "ChildFailedError" not in line]
-    return (own or [f"exit code {code}"])[-1] if isinstance(code, int) else code
+    return (own or [f"exit code {code}: {printed[-2000:]}"])[-1] if isinstance(code, int) else code
 
 
 def difference(losses, on_cpu):

@@ -76,7 +76,7 @@ def test_the_default_dtype_is_part_of_the_key(device, default_dtype):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda: torch.set_default_dtype(d=torch.float64),
+        lambda: torch.set_default_dtype(torch.float64),
         lambda: torch.set_default_tensor_type(torch.DoubleTensor),
     ],
 )
