@@ -24,6 +24,6 @@ for _ in range(2):
         dist.all_reduce(mean)
         losses.append(mean.item() / dist.get_world_size())
 report(losses)
-dist.barrier()  # gloo ends the process of a rank whose peer has closed its sockets
+dist.barrier()  # no rank closes its sockets while the other still sums
 del model
 dist.destroy_process_group()
