@@ -25,18 +25,20 @@ def register_cuda(factory, refusals):
     for kind, refuse in refusals.items():
         library.fallback(refuse, f"{kind}CUDA")
     _libraries.append(library)
-    library = torch.library.Library("aten", "IMPL")
+    library_of = functools.cache(lambda namespace: torch.library.Library(namespace, "IMPL"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a CUDA build warns about replaced kernels
         for name in _FACTORIES:
             packet, _, overload = name.partition(".")
             func = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            library.impl(name, functools.partial(factory, func), "CUDA")
+            library_of("aten").impl(name, functools.partial(factory, func), "CUDA")
         for kind, refuse in refusals.items():
             key = f"{kind}CUDA"
             for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
-                library.impl(name, functools.partial(refuse, name.replace("::", ".")), key)
-    _libraries.append(library)
+                namespace, _, plain = name.partition("::")
+                refusal = functools.partial(refuse, f"{namespace}.{plain}")
+                library_of(namespace).impl(plain, refusal, key)
+    _libraries.append(library_of)
 
 
 def replace_in_cuda(values):
