@@ -4,7 +4,7 @@ import re
 
 import nbformat
 import pytest
-from contents import FOLDER, find_chapters
+from contents import FOLDER, find_chapters, printed_texts
 
 from vgpu import GPUS, PRESETS
 
@@ -18,7 +18,7 @@ TABLES = [
 ]
 OTHERS = {
     "02_roofline": ["0.11 TFLOP/s", "13.7 TFLOP/s"],  # an addition on the roof; d2l's section 13.3
-    "04_overlapping_copies": ["1.4 GB/s"],  # d2l's section 13.3
+    "04_overlapping_copies": ["1.4 GB/s", "55 GB/s"],  # d2l's section 13.3; a real H100
     "04_host_memory": ["55 GB/s", "3.3 GB/s"],  # a real H100; d2l's section 13.3
     "07_answers": ["8 GB/s", "65 Gbit/s"],  # the answer
     "08_sharded_data_parallel": ["185 GB/s"],  # a cell further down
@@ -27,7 +27,10 @@ OTHERS = {
     "10_one_answer": ["1.2 TB/s"],  # a TPU of version 4
     "11_checkpoints": ["7 TB/s"],  # Meta's storage
     # of a whole step, with Llama 3; the answer takes the lesson's formulas
-    "13_planning_a_training_run": ["450 TFLOP/s", "430 TFLOP/s", "400 TFLOP/s"],
+    "13_planning_a_training_run": [
+        *("450 TFLOP/s", "430 TFLOP/s", "400 TFLOP/s"),  # of a whole step, with Llama 3
+        *("92 GB/s", "368 GB/s"),  # four cards of 23, eight of 46
+    ],
     "13_answers": ["209 TFLOP/s", "400 TFLOP/s", "363 TFLOP/s"],
     "13_experts": ["717 TFLOP/s"],  # chapter 08
     "13_long_sequences": ["717 TFLOP/s"],  # chapter 08
@@ -38,8 +41,7 @@ CHAPTERS = [*find_chapters(FOLDER, pages=True), *find_chapters(FOLDER / "exercis
 
 def strange_rates(notebook):
     """Return rates in a notebook's texts that no table of the engine and no output has."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    printed = " ".join(str(output.get("text", output.get("data"))) for output in outputs)
+    printed = " ".join(text for cell in notebook.cells for text in printed_texts(cell))
     strange = []
     for cell in notebook.cells:
         for number, unit in RATE.findall(cell.source if cell.cell_type == "markdown" else ""):
