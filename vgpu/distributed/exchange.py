@@ -7,6 +7,7 @@ tensors, and returns when the outputs are written. In `equal_ranks`, `Equals` re
 import torch
 import torch.distributed as dist
 
+from vgpu.private.dispatch import type_name
 from vgpu.private.process_groups import options
 from vgpu.tensors.cells import fetch
 from vgpu.tensors.tensor import VirtualTensor
@@ -24,7 +25,7 @@ def check_type(name, dtype):
     """Raise an error, with torch's message, if NCCL does not support a dtype in a collective."""
     as_real = dtype.is_complex and name in ("all_reduce", "reduce", "broadcast")
     if dtype not in TYPES and not as_real:
-        kind = torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
+        kind = type_name(dtype)
         if name in ("message", "gather", "scatter", "all_to_all", "all_to_all_single"):
             raise RuntimeError(f"Unconvertible NCCL type {kind}")
         raise TypeError(f"Input tensor data type is not supported for NCCL process group: {kind}")

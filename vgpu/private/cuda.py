@@ -56,8 +56,8 @@ def replace_private_names(module, history, sleep, set_stream, refusing, cudart):
     Those of `torch._C` are called by `torch.cuda`, torch's test classes and `torch._dynamo.reset`.
 
     `module` and `history` are `torch.vgpu` and `vgpu.recording.history`; `refusing(name)` returns a
-    callable that raises an error; `cudart` has the functions of CUDA's
-    library that programs can call.
+    callable that raises an error; `cudart` has the functions of CUDA's library that programs can
+    call.
     """
     replace_in_cuda(
         {

@@ -59,8 +59,13 @@ def check_kernel(func, tensors):
     kernel = _ONLY_FLOATS.get(name[6:].partition(".")[0].rstrip("_"))
     dtypes = {tensor.dtype for tensor in tensors} if kernel else ()
     if len(dtypes) == 1 and not any(x.is_floating_point or x.is_complex for x in dtypes):
-        kind = torch.empty(0, dtype=dtypes.pop(), device="cpu").type()[len("torch.") : -6]
-        raise NotImplementedError(f"\"{kernel}\" not implemented for '{kind}'")
+        raise NotImplementedError(f"\"{kernel}\" not implemented for '{type_name(dtypes.pop())}'")
+
+
+def type_name(dtype):
+    """Return the name of a dtype in torch's errors, such as "Float" or "Short"."""
+    kind = torch.empty(0, dtype=dtype, device="cpu").type()
+    return kind.removeprefix("torch.").removesuffix("Tensor")
 
 
 # Operators that take integers on the CPU only -> their kernel for CUDA, see OpInfo.dtypesIfCUDA.
