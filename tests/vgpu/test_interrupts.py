@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 import weakref
+from _thread import start_new_thread
 from pathlib import Path
 from types import BuiltinMethodType, CodeType, MethodWrapperType, SimpleNamespace
 
@@ -855,8 +856,13 @@ def test_a_notebook_raises_an_interrupt_that_came_in_a_destructor(adapted, monke
         def __del__(self):
             interrupt()
 
+    def start(function, arguments):  # and let it run before the hook returns
+        start_new_thread(function, arguments)
+        time.sleep(0.05)
+
     others = []
     monkeypatch.setattr(sys, "unraisablehook", others.append)
+    monkeypatch.setattr(notebook, "start_new_thread", start)
     adapted(Shell())
     with pytest.raises(KeyboardInterrupt):
         Dropped()

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from _thread import start_new_thread
 from collections import Counter
 from functools import partial
@@ -66,11 +67,23 @@ def _interrupt_again(hook, unraisable):
     be lost, whatever the cell does. `hook` is the `sys.unraisablehook` for other exceptions.
     """
     if sys.platform != "win32" and unraisable.exc_type is KeyboardInterrupt:
-        # By another thread, which must wait for Python's lock: a signal before this function
-        # returns would be handled, and dropped, in here.
-        start_new_thread(signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        start_new_thread(_interrupt_main_thread, ())
     else:
         hook(unraisable)
+
+
+def _interrupt_main_thread():
+    """Interrupt the main thread once it has left `_interrupt_again`, which would drop it."""
+    main = threading.main_thread().ident
+    while _interrupt_again.__code__ in _codes(sys._current_frames()[main]):
+        time.sleep(0.001)
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+def _codes(frame):
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
 
 
 def _show(shell, kind, error, traceback, tb_offset=None):
