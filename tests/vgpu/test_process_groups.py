@@ -416,7 +416,13 @@ def calls_of(rank, x):
     """Return calls of every collective and message of two ranks, functions(group), with tensors."""
     other, whole = 1 - rank, torch.cat([x, x])
     at_root = [x, x.clone()] if rank == 0 else None
-    op = dist.P2POp, (dist.isend, dist.irecv)[rank], x, other
+
+    def batch(group):
+        try:
+            dist.batch_isend_irecv([dist.P2POp((dist.isend, dist.irecv)[rank], x, other, group)])
+        finally:  # after an error torch 2.15 would go on to collect the group's collectives
+            dist.distributed_c10d._world.pg_coalesce_state.pop(group, None)
+
     return {
         "all_reduce": lambda group: dist.all_reduce(x, group=group),
         "all_reduce_coalesced": lambda group: dist.all_reduce_coalesced([x, whole], group=group),
@@ -431,7 +437,7 @@ def calls_of(rank, x):
         "gather": lambda group: dist.gather(x, at_root, 0, group=group),
         "scatter": lambda group: dist.scatter(x, at_root, 0, group=group),
         "message": lambda group: (dist.send, dist.recv)[rank](x, other, group=group),
-        "batch": lambda group: dist.batch_isend_irecv([op[0](*op[1:], group=group)]),
+        "batch": batch,
     }
 
 

@@ -23,7 +23,7 @@ _READS = {
     for name in """
         _linalg_svd _linalg_eigh linalg_eig _linalg_eigvals linalg_pinv cholesky cholesky_inverse
         linalg_cholesky_ex linalg_inv_ex _linalg_solve_ex linalg_lu_factor_ex linalg_ldl_factor_ex
-        linspace logspace
+        linalg_matrix_sqrth linalg_polar _histogramdd_bin_edges linspace logspace
     """.split()
 } | {
     "normal": lambda mean, std=1.0, *args, **kwargs: isinstance(std, torch.Tensor),

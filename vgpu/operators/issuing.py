@@ -411,9 +411,12 @@ class Call:
         return self._tried(self._placeholders(CPU))
 
     def _tried(self, tensors, lengths=None):
-        """Return the error of the kernel for zeros, if it is the same for ones; or None."""
+        """Return the error of the kernel for ones, if it is the same for zeros; or None.
+
+        Ones come first: LAPACK numbers pivots from 1, and writes past its memory for a pivot of 0.
+        """
         operator, errors = self.operator, []
-        for value in (0, 1):
+        for value in (1, 0):
             try:
                 args, kwargs = self._with(tensors, CPU, lengths)
                 if operator.random:

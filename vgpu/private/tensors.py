@@ -116,9 +116,9 @@ def patch_dlpack(is_ours):
     """Let a tensor on a virtual GPU stand for its DLPack capsule, which only torch can read."""
 
     def exporting(export):
-        def _to_dlpack(tensor, *, dl_device=None, copy=None):
+        def _to_dlpack(tensor, *, dl_device=None, copy=None, **flags):  # of torch 2.15: read_only
             if not is_ours(tensor) or dl_device not in (None, tensor.__dlpack_device__()):
-                return export(tensor, dl_device=dl_device, copy=copy)
+                return export(tensor, dl_device=dl_device, copy=copy, **flags)
             return tensor.clone() if copy else tensor.detach()
 
         return _to_dlpack
