@@ -42,7 +42,7 @@ class Reduction:
         self.kind, self.k = op.op, k
         if self.kind not in REDUCTIONS:
             raise ValueError(f"Cannot use ReduceOp.{self.kind.name} with NCCL")
-        self.factor = op.factor if self.kind == Op.PREMUL_SUM else None
+        _, self.factor = op.__getstate__()  # None but for PREMUL_SUM
         self.name = self.kind.name.lower()
 
     def check(self, dtype):
