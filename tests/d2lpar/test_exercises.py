@@ -99,6 +99,7 @@ def test_the_solution_gets_all_points(exercise):
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.label)
+@pytest.mark.slow
 def test_the_stub_gets_none(exercise):
     assert exercise.stub != exercise.answers
     points, printed = grade(exercise, exercise.stub)
@@ -122,6 +123,7 @@ def test_wrong_answers_are_told_apart(exercise, name):
 
 
 @pytest.mark.parametrize("exercise, answer", list(every_reference()))
+@pytest.mark.slow
 def test_what_a_check_compares_with_cannot_be_handed_in(exercise, answer):
     points, printed = grade(exercise, [*exercise.stub, answer])
     assert not points and "belongs to the check: write your own" in printed, printed

@@ -963,6 +963,7 @@ def jobs(tmp_path_factory):
         }
 
 
+@pytest.mark.slow
 def test_torchrun_on_this_machine(jobs):
     assert jobs["one host"].result().split()[:3] == ["Ann", "1", "1"]
 
@@ -990,6 +991,7 @@ def sent_over(host):
     return int(found[1])
 
 
+@pytest.mark.slow
 def test_training_on_two_hosts_ends_as_on_one_and_uses_the_line(jobs):
     try:
         out, sent = jobs["two hosts"].result()

@@ -104,6 +104,7 @@ TRAINER = """
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_that_torchrun_starts_again(tmp_path):
     """The second ranks find a snapshot of the first, and in torchrun's store what those left."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
@@ -293,12 +294,14 @@ def sharded(tmp_path_factory):
     return on_gpus(folder, 4, source, *ranks(folder, 4)), on_cpu(source)
 
 
+@pytest.mark.slow
 def test_fully_sharded_data_parallel_with_tensor_parallel(sharded):
     (found, _), (wanted, _) = sharded
     for name, values in wanted.items():  # some gradients of biases are zero but for rounding
         assert found[name] == pytest.approx(values, rel=1e-7, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_networks_on_the_cpu_are_moved_and_sharded(sharded):
     (_, found), (_, wanted) = sharded
     hook, of_hook = found.pop("hook"), wanted.pop("hook")
@@ -634,6 +637,7 @@ TORCH_TESTS = """
 """
 
 
+@pytest.mark.slow
 def test_torchs_own_classes_for_tests(tmp_path):
     """What is skipped says why: tests that only CUDA can pass, or that need more GPUs.
 
