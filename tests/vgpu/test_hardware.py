@@ -166,16 +166,6 @@ def on_tensor_cores(**figures):
     return gpu(peaks={"float32": 1e9, "float16": 8e9}, **figures)
 
 
-@pytest.mark.parametrize("waves", [1, 2, 5])
-def test_full_waves_of_the_largest_tiles_reach_the_fitted_part_of_the_peak(waves):
-    """In float32 a tile takes as long as if its sums had nine terms more."""
-    mine, (tile, _), k = gpu(), modelled_gpu.TILES[0], 1000
-    product = Product(1, tile * waves, tile * 4, k)
-    expected = product.flops * (k + 9) / k / (modelled_gpu.PRODUCT_EFFICIENCY * 1e9)
-    assert mine.product_seconds(product) == pytest.approx(expected, rel=1e-12)
-    assert mine.product_seconds(Product(waves, tile, tile * 4, k)) == pytest.approx(expected)
-
-
 def test_no_tile_of_a_product_in_float32_is_narrower_than_64():
     """cuBLAS has no such kernel: 16 columns take as long as 64; cuDNN's convolutions have one."""
     mine = gpu(multiprocessors=4)

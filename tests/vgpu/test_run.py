@@ -672,11 +672,6 @@ def printed_where_cuda_is(gpus, folder, code):
     return done.stdout
 
 
-def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):
-    code = "import sys, torch; print(*(name for name in sys.modules if 'vgpu' in name))"
-    assert printed_where_cuda_is("", tmp_path, code) == "vgpu_autoload\n"
-
-
 def test_d2lpar_may_be_imported_before_torch(tmp_path):
     code = "from vgpu import Link; import d2lpar; print(d2lpar.try_gpu()); d2lpar.ensure_gpus(2)"
     said = printed_where_cuda_is("vgpu:2", tmp_path, code)
