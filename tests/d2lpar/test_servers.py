@@ -84,8 +84,6 @@ def program(tmp_path_factory):
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        # a job in the background ignores it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     yield process, folder
     if process.poll() is None:

@@ -164,7 +164,6 @@ def in_group(*sizes, **figures):
 def _serve(rank, size, path, connection):
     with open(f"{path}.stacks{rank}", "w") as stacks:
         faulthandler.register(signal.SIGUSR1, stacks)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores
         torch.set_num_threads(1)
         limit = timedelta(seconds=LIMIT)
         store = dist.FileStore(path, size)

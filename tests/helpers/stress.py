@@ -161,6 +161,9 @@ class Stress:
         import d2lpar
 
         sys.unraisablehook = note_dropped
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a job in the background ignores it
         faulthandler.enable()
         warnings.simplefilter("ignore")
         self.patience = patience

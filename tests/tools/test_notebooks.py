@@ -401,11 +401,6 @@ def test_slow_cell_and_dead_kernel_fail_and_the_rest_runs(tmp_path):
     assert "time.sleep(60)" in done.stdout and "os._exit(1)" in done.stdout
 
 
-def heed_ctrl_c():
-    """Take Ctrl-C, which a job in the background ignores."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 WAIT = """
 import os, subprocess, tempfile, time
 tempfile.mkdtemp()
@@ -430,7 +425,7 @@ def test_interrupt_ends_kernels_and_run(tmp_path):
     process = subprocess.Popen(
         [sys.executable, RUN, "--folder", tmp_path, "--build", tmp_path / "build"],
         env=os.environ | {"TMPDIR": f"{tmp_path}/tmp"}, process_group=0,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         for name in slow:
@@ -461,7 +456,7 @@ def test_ctrl_c_while_the_run_is_imported(tmp_path):
     interrupt = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
     (tmp_path / "nbformat.py").write_text(interrupt)
     done = subprocess.run(
-        [sys.executable, RUN], capture_output=True, text=True, preexec_fn=heed_ctrl_c,
+        [sys.executable, RUN], capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -53,7 +53,6 @@ SCRIPT = """
 import json, os, signal, sys, threading, traceback
 from pathlib import Path
 import torch, d2lpar
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 
 def rank(): return torch.distributed.get_rank()
 

@@ -304,7 +304,6 @@ def test_a_terminal_belongs_to_the_command_while_it_runs(tmp_path):
     code += 'read -p "end? " x; echo said $x'
     child, terminal = pty.fork()
     if child == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
         os.execvpe("bash", ["bash", "-c", code], environment(tmp_path))
     said = ""
     answers = {"name? ": "bob\n", "stop me: ": "\x03", "end? ": "yes\n", "said yes": ""}
