@@ -41,7 +41,6 @@ def a_picture_at_the_end(pictures, request):
 
 
 def add_cell_below(tab, number, source):
-    """Insert a code cell below another one; return its number."""
     tab.select(number)
     tab.command("notebook:insert-cell-below")
     tab.until(lambda: tab.source(number + 1) == "", "an empty cell")
@@ -50,14 +49,12 @@ def add_cell_below(tab, number, source):
 
 
 def run_cells(tab, *numbers):
-    """Run cells one after the other."""
     for number in numbers:
         tab.run(number)
         tab.finished()
 
 
 def cell_of_devices(tab):
-    """Return the number of the cell that says which devices there are."""
     return tab.number_of("d2lpar.ensure_gpus(")
 
 

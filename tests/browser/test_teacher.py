@@ -39,7 +39,6 @@ sys.exit(grade.main(sys.argv[1:]))
 
 
 def first_three(path):
-    """Return an exercise notebook up to its third check."""
     notebook = nbformat.read(path, as_version=4)
     checks = [i for i, cell in enumerate(notebook.cells) if grade.is_grade(cell)]
     del notebook.cells[checks[2] + 1 :]
@@ -158,7 +157,6 @@ def graded(folder):
 
 @pytest.fixture(scope="module")
 def tab():
-    """A tab of a browser."""
     tab = browser.Lab(*FOUND)
     yield tab.driver
     tab.close()

@@ -221,7 +221,6 @@ def serving(folder):
 
 @pytest.fixture
 def network(monkeypatch):
-    """Open the network again, without proxies."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     monkeypatch.setattr(
         urllib.request,

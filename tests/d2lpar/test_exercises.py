@@ -48,7 +48,6 @@ def grade(exercise, answers):
 
 
 def stored(cells):
-    """Return the names that cells give a value."""
     steps = [step for cell in cells for step in dis.get_instructions(compile(cell, "", "exec"))]
     return {step.argval for step in steps if step.opname == "STORE_NAME"}
 

@@ -56,7 +56,6 @@ def test_an_interrupt_waits_until_the_compiler_is_set_up(monkeypatch, undecided)
 
 
 def test_machine_without_compiler(tmp_path, monkeypatch):
-    """A process whose compiler does not exist finds out, and what it falls back to works."""
     program = (
         "import torch\n"
         "from d2lpar.chapters.hybridization import compile_backend\n"

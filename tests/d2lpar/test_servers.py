@@ -36,7 +36,6 @@ def ray():
 
 @pytest.fixture
 def store(ray):
-    """Two servers."""
     values = {"w": torch.zeros(2, 5), "b": torch.zeros(2), "n": torch.tensor(0)}
     with parameter_servers(values, num_servers=2) as store:
         yield store

@@ -92,7 +92,6 @@ class Process:
         return self.status
 
     def end(self):
-        """Kill it, if it has not ended."""
         if self.status is None:  # else another process may have its number by now
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

@@ -77,7 +77,6 @@ class Folds(HTMLParser):
         assert self.stack == []
 
     def handle_starttag(self, tag, attrs):
-        """Note an element."""
         kind = (dict(attrs).get("class") or "").split()
         if tag in ("details", "section"):
             self.stack.append("fold" if "answer" in kind else tag)
@@ -138,7 +137,6 @@ def test_search_finds_words_of_the_chapters(html):
 
 
 def described(html):
-    """Return the names in the reference, with their modules."""
     data = (html / "objects.inv").read_bytes()
     lines = zlib.decompress(data.split(b"\n", 4)[4]).decode().splitlines()
     return {line.split()[0] for line in lines}
@@ -183,7 +181,6 @@ CHECK = "assert ring([1, 2]) == 3\n### BEGIN HIDDEN TESTS\nassert hidden_one\n##
 
 
 def exercise():
-    """Make an exercise with solutions of all kinds."""
 
     def marked(name, solution=True, grade=False):
         marks = {"schema_version": 3, "solution": solution, "grade": grade, "task": False}

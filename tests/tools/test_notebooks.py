@@ -46,7 +46,6 @@ def test_what_tests_repeat_less_often_is_in_a_chapter():
 
 
 def good_chapter(num_cells=16):
-    """Make a chapter in which nothing is wrong."""
     cells = [new_markdown_cell("# A chapter\n\nIt asks a question.\n\n```\n# no heading\n```")]
     for count in range(1, num_cells + 1):
         cells.append(new_code_cell(f"x = {count}\nx", execution_count=count))
@@ -73,7 +72,6 @@ def error(*traceback):
 
 
 def cell(place, **values):
-    """Return a function that changes a cell of a notebook."""
     return lambda notebook: notebook.cells[place].update(values)
 
 
@@ -196,7 +194,6 @@ def test_hygiene_as_a_script(tmp_path):
 
 
 def write_chapter(path, *sources, text="# Title of it\n\nProse with $a^2$."):
-    """Write a notebook that has not been executed."""
     cells = [new_markdown_cell(text)]
     for source in sources:
         cells += [new_code_cell(source), new_markdown_cell("A sentence. And another.")]
@@ -214,7 +211,6 @@ class Done:
 
 
 def runner(folder, *arguments):
-    """Run the runner as `make run` does, without a terminal."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         try:
             code = run.main(["--folder", f"{folder}", "--build", f"{folder}/build", *arguments])
@@ -382,7 +378,6 @@ def test_a_run_alone_takes_this_python_and_changes_no_notebook(tmp_path, monkeyp
 
 
 def printed(path):
-    """Return what each cell of a chapter printed, if it did."""
     cells = nbformat.read(path, as_version=4).cells
     return [cell.outputs[0].text for cell in cells if cell.get("outputs")]
 

@@ -92,7 +92,6 @@ class Program:
             )
 
     def send(self, code):
-        """Let the program run code."""
         self.process.stdin.write(json.dumps(textwrap.dedent(code)) + "\n")
         self.process.stdin.flush()
 
@@ -112,7 +111,6 @@ class Program:
         return self.said[before:].removesuffix("ready\n").removeprefix("the script runs\n")
 
     def run(self, code):
-        """Let the program run code; return what it printed."""
         self.send(code)
         return self.answer()
 

@@ -43,7 +43,6 @@ def on(device, value):
 
 
 def error_of(function, *args, **kwargs):
-    """Return the exception that a call raises, or None."""
     try:
         function(*args, **kwargs)
     except Exception as error:

@@ -52,7 +52,6 @@ def interrupted_when(*conditions):
 
 
 def all_in(folder, *names):
-    """Return a function that tells whether a folder has all of these files."""
     return lambda: all((folder / name).exists() for name in names)
 
 

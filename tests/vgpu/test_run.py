@@ -58,7 +58,6 @@ TRAIN = """
 
 
 def rows(text):
-    """Return the lines of a summary as lists of words."""
     return [line.split() for line in text.splitlines()]
 
 
@@ -252,7 +251,6 @@ def started(tmp_path, program, seconds_to_end=60):
 
 
 def waiting(tmp_path, handler):
-    """Return a program that handles an interrupt so."""
     code = f"""
         import signal, sys, time
         signal.signal(signal.SIGINT, {handler})
