@@ -181,6 +181,9 @@ def test_an_exercise_says_that_it_needs_what_goes_deeper(path):
 
 # What checks are made of.
 
+ONES, NAN = torch.ones(9), torch.full((9,), float("nan"))
+NINE = "a tensor of shape (9,)"
+
 
 @pytest.mark.parametrize(
     "got, want, tolerance, message",
@@ -195,33 +198,13 @@ def test_an_exercise_says_that_it_needs_what_goes_deeper(path):
         ({"a": 1}, {"b": 1}, None, "x: expected {'b': 1}, got {'a': 1}"),
         (torch.ones(2), torch.zeros(2), None, "x: expected [0, 0], got [1, 1]"),
         (torch.ones(1), torch.ones(2), None, "x: expected [1, 1], got [1]"),
-        (torch.full((2,), float("nan")), torch.ones(2), 0.1, "x: expected [1, 1], got [nan, nan]"),
-        (
-            torch.full((9,), float("nan")),
-            torch.ones(9),
-            0.1,
-            "x: expected a tensor of shape (9,), got a tensor with NaN in 9 of 9 places",
-        ),
-        (
-            [123_456] * 7 + [0] + [123_456] * 8,
-            [123_456] * 16,
-            None,
-            "x, number 7 of the list: expected 123,456, got 0",
-        ),
+        (NAN[:2], ONES[:2], 0.1, "x: expected [1, 1], got [nan, nan]"),
+        (NAN, ONES, 0.1, f"x: expected {NINE}, got a tensor with NaN in 9 of 9 places"),
+        ([12] * 7 + [0] + [12] * 8, [12] * 16, None, "x, number 7 of the list: expected 12, got 0"),
         (list(range(90)), list(range(91)), None, "x: expected 91 in the list, got 90"),
         (1.0, -0.0, None, "x: expected 0, got 1"),
-        (
-            torch.full((9,), 3.0),
-            torch.ones(9),
-            0.1,
-            "x: expected a tensor of shape (9,), got a tensor that differs by up to 2",
-        ),
-        (
-            torch.ones(9, 1),
-            torch.ones(9),
-            0.1,
-            "x: expected a tensor of shape (9,), got a tensor of shape (9, 1)",
-        ),
+        (3 * ONES, ONES, 0.1, f"x: expected {NINE}, got a tensor that differs by up to 2"),
+        (ONES[:, None], ONES, 0.1, f"x: expected {NINE}, got a tensor of shape (9, 1)"),
     ],
 )
 def test_expect_names_what_it_expected_and_what_it_got(got, want, tolerance, message):

@@ -384,12 +384,10 @@ def NAME():
             done += libc.unshare(flag) == 0
         os._exit(done)
     return 2 * (os.waitpid(pid, 0)[1] == 0)
-# queues (2):
-def NAME(): return 2 * (libc.msgget(KEY, 0o1666) < 0)
-# semaphores (2):
-def NAME(): return 2 * (libc.semget(KEY, 1, 0o1666) < 0)
-# shared memory (2):
-def NAME(): return 2 * (libc.shmget(KEY, 4096, 0o1666) < 0)
+# queues, semaphores, shared memory (2):
+def NAME():
+    get = libc.msgget(KEY, 0o1666), libc.semget(KEY, 1, 0o1666), libc.shmget(KEY, 4096, 0o1666)
+    return 2 * (max(get) < 0)
 # finds a key (2):
 def NAME():
     found = call('keyctl', 10, SESSION, b'user', b'd2lpar', 0) > 0

@@ -238,17 +238,13 @@ def three_chapters(tmp_path_factory):
     return folder, runner(folder, "--in-place"), before
 
 
-def test_exit_status_and_traceback(three_chapters):
+def test_what_a_run_prints(three_chapters):
     _, done, _ = three_chapters
     assert done.returncode == 1
     assert "x / 0  # the bad line" in done.stdout
     assert "ZeroDivisionError: division by zero" in done.stdout
     assert "Traceback" in done.stdout
     assert "\x1b[" not in done.stdout
-
-
-def test_table(three_chapters):
-    _, done, _ = three_chapters
     rows = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert {row[0]: row[2] for row in rows if len(row) == 3 and row[1][-2:-1] == "."} == {
         "01_first": "ok",
@@ -256,14 +252,9 @@ def test_table(three_chapters):
         "03_last": "ok",
         "total": "1 of 3 failed",
     }
-
-
-def test_progress_without_a_terminal(three_chapters):
-    _, done, _ = three_chapters
-    assert "\r" not in done.stderr
-    for chapter in ("01_first cell 1/2", "02_bad cell 1/3", "03_last cell 1/1"):
-        assert chapter in done.stderr
-    assert "6/6" in done.stderr
+    for progress in ("01_first cell 1/2", "02_bad cell 1/3", "03_last cell 1/1", "6/6"):
+        assert progress in done.stderr
+    assert "\r" not in done.stderr  # it is no terminal
 
 
 def test_executed_chapters_can_be_opened(three_chapters):
@@ -286,15 +277,10 @@ def test_only_good_chapters_are_written_back(three_chapters):
         notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
         assert list(hygiene.check_executed(notebook)) == []
         assert list(hygiene.check_form(notebook)) == []
+    names = {"01_first.ipynb", "02_bad.ipynb", "03_last.ipynb", "build"}
+    assert {path.name for path in folder.iterdir()} == names
     last_output = nbformat.read(last, as_version=4).cells[1].outputs[0]
     assert last_output.data["text/plain"] == "'01_first.ipynb'"  # the kernel runs in the folder
-
-
-def test_nothing_else_is_left_in_the_folder(three_chapters):
-    folder, _, _ = three_chapters
-    assert {path.name for path in folder.iterdir()} == {
-        "01_first.ipynb", "02_bad.ipynb", "03_last.ipynb", "build"
-    }  # fmt: skip
 
 
 def test_same_notebook_executed_twice_gives_the_same_file(tmp_path):
