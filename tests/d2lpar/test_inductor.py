@@ -55,6 +55,7 @@ def test_an_interrupt_waits_until_the_compiler_is_set_up(monkeypatch, undecided)
     assert compile_backend() == "inductor"
 
 
+@pytest.mark.slow
 def test_machine_without_compiler(tmp_path, monkeypatch):
     program = (
         "import torch\n"

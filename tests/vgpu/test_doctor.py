@@ -146,6 +146,7 @@ needs_machine_code = pytest.mark.skipif(
 
 
 @needs_machine_code
+@pytest.mark.slow
 def test_a_system_that_denies_executable_pages(found, monkeypatch, tmp_path):
     """Which a process of its own finds out, whose mmap refuses them."""
     (tmp_path / "sitecustomize.py").write_text("import mmap; mmap.MAP_PRIVATE = 0")

@@ -689,6 +689,7 @@ def test_this_process_is_as_it_was():
     assert state() == before
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_does_not_wait_for_the_others(tmp_path):
     """Its collectives of two groups never begin, and an engine of each is stuck as it ends."""
     program = written(
@@ -713,6 +714,7 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(tmp_path):
     assert done.returncode == 1 and "ValueError: rank 0 has failed" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_gpu_raise_as_with_nccl_but_not_with_gloo(tmp_path):
     """The text is NCCL's; gloo copies GPU tensors through the CPU. A barrier guesses the GPU."""
     program = written(
