@@ -563,6 +563,7 @@ def test_a_chapter_is_executed_until_it_shows_what_it_declares(gate):
     assert "2/2" in lines[-1], lines  # the cells of three tries count once
 
 
+@pytest.mark.slow
 def test_a_chapter_that_never_shows_it_is_not_written(gate):
     declare(gate, 1.0)
     before = (gate / "03_count.ipynb").read_bytes()
@@ -576,6 +577,7 @@ def test_a_chapter_that_never_shows_it_is_not_written(gate):
 
 
 @pytest.mark.parametrize("options", [(), ("--core",)])
+@pytest.mark.slow
 def test_a_reader_s_run_passes_the_gate(gate, options, monkeypatch):
     monkeypatch.setattr(idle, "wait", pytest.fail)
     declare(gate, 1.0)
@@ -583,6 +585,7 @@ def test_a_reader_s_run_passes_the_gate(gate, options, monkeypatch):
     assert (gate / "count").read_text() == "1"
 
 
+@pytest.mark.slow
 def test_a_chapter_that_fails_is_not_tried_again(gate):
     write_chapter(gate / "03_count.ipynb", COUNT, "1 / 0")
     done = runner(gate, "--in-place", "03")
@@ -616,6 +619,7 @@ def test_ctrl_c_while_the_run_waits_for_an_idle_machine(gate, monkeypatch):
     assert not (gate / "count").exists() and not (gate / "last").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_chapter_is_written_back(gate, monkeypatch):
     writes = nbformat.writes
 
