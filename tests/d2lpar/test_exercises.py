@@ -422,10 +422,6 @@ STORIES = {  # cells, and the line that the last of them prints first
         ["def devices(a, b):\n    return 3", LIKE],
         "TypeError: devices() takes 2 positional arguments but 3 were given",
     ),
-    "the check's own": (
-        [BORROWED + "devices = fastest", LIKE],
-        "devices: `fastest` belongs to the check: write your own",
-    ),
     "a function around it": (
         [BORROWED + "def devices(*times):\n    return fastest(*times)", LIKE],
         "`fastest` belongs to the check: write your own",
