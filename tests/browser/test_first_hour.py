@@ -65,38 +65,6 @@ def test_open_a_chapter_and_run_all(tab):
     assert "2 virtual GPUs" in tab.output(cell_of_devices(tab))
 
 
-def test_change_a_number_and_run_the_cell(tab):
-    place = cell_of_devices(tab)
-    number = add_cell_below(tab, place, "torch.ones(3, 3, device=devices[0]).sum().item()")
-    run_cells(tab, number)
-    assert "9.0" in tab.output(number)
-    tab.write(number, "torch.ones(4, 4, device=devices[1]).sum().item()")
-    run_cells(tab, number)
-    assert "16.0" in tab.output(number)
-
-
-ENDLESS = {
-    "kernels": "while True:\n    torch.ones(300, 300, device=devices[0]).mm(a)",
-    "waiting": "while True:\n    (a @ a).sum().item()",
-    "training": "while True:\n    b = a.clone().requires_grad_()\n    (b @ b).sum().backward()",
-}
-
-
-@pytest.mark.parametrize("work", ENDLESS)
-def test_interrupt_an_endless_loop_and_go_on(tab, work):
-    values = "devices = d2lpar.virtual_gpus(2)"  # the chapter ends with GPUs that have none
-    matrix = "a = torch.ones(300, 300, device=devices[0])"
-    number = add_cell_below(tab, cell_of_devices(tab), f"{values}\n{matrix}\n{ENDLESS[work]}")
-    tab.run(number)
-    tab.until(lambda: tab.status() == "busy", "the loop runs")
-    tab.stop()
-    tab.finished()
-    assert "KeyboardInterrupt" in tab.output(number)
-    tab.write(number, "a.sum().item()")
-    run_cells(tab, number)
-    assert "90000.0" in tab.output(number)
-
-
 def test_break_it_read_the_message_and_mend_it(tab):
     number = add_cell_below(
         tab,
