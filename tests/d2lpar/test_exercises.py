@@ -200,7 +200,7 @@ NINE = "a tensor of shape (9,)"
         (torch.ones(1), torch.ones(2), None, "x: expected [1, 1], got [1]"),
         (NAN[:2], ONES[:2], 0.1, "x: expected [1, 1], got [nan, nan]"),
         (NAN, ONES, 0.1, f"x: expected {NINE}, got a tensor with NaN in 9 of 9 places"),
-        ([12] * 7 + [0] + [12] * 8, [12] * 16, None, "x, number 7 of the list: expected 12, got 0"),
+        ([1] * 7 + [0] + [1] * 92, [1] * 100, None, "x, number 7 of the list: expected 1, got 0"),
         (list(range(90)), list(range(91)), None, "x: expected 91 in the list, got 90"),
         (1.0, -0.0, None, "x: expected 0, got 1"),
         (3 * ONES, ONES, 0.1, f"x: expected {NINE}, got a tensor that differs by up to 2"),
