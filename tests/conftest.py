@@ -145,30 +145,21 @@ def code_in_folds(notebook):
     return [block for fold in _FOLD.findall(text) for block in _CODE.findall(fold)]
 
 
-# What lessons repeat, for their readers' medians and accuracies, and how often tests do. Epochs and
-# draws are fewer where slow tests are left out: no assertion of a lesson rests on an accuracy.
+# What chapters repeat, for their readers' medians, and how often tests do.
 REPEATED = {
     r"(seconds_in_turn\(\w+)(?:, rounds=\d+)?\)": r"\1, rounds=1)",
 }
-EPOCHS = REPEATED | {
-    r"^num_epochs, num_batches = \(5, 12\)": "num_epochs, num_batches = (1, 12)",
-    r"(num_epochs = d2lpar\.Timer\(\), |loss, trainer, |num_epochs=)(?:5|10)\b": r"\g<1>1",
-    r"range\(20 if c\[1\] == 512 else 9\)": "range(1)",
-    r"\[\*leaky_train\] \* 3": "[*leaky_train]",
-    r"((?:images_per_second.*|draw) (?:for _ )?in range\()(?:3|10)\b": r"\g<1>1",
-}
 
 
-def less_often(source, repeated):
+def less_often(source, repeated=REPEATED):
     """Return the source of cells that repeat things less often."""
     for many, few in repeated.items():
         source = re.sub(many, few, source, flags=re.MULTILINE)
     return source
 
 
-def pytest_collection_modifyitems(config, items):
-    """Give nbval the code of answers after the last cell of a chapter, and what it repeats less
-    often.
+def pytest_collection_modifyitems(items):
+    """Give nbval the code of answers after the last cell of a chapter, and `REPEATED` less often.
 
     The answers run in the kernel of the chapter. What a cell prints is not compared where it
     repeats less often than when it was stored.
@@ -186,11 +177,10 @@ def pytest_collection_modifyitems(config, items):
             )
             for number, source in enumerate(code_in_folds(chapter.nb))
         ]
-    repeated = EPOCHS if config.option.markexpr else REPEATED
     for item in items:
         if isinstance(item, IPyNbCell):
             source = item.cell.source
-            item.cell.source = less_often(source, repeated)
+            item.cell.source = less_often(source)
             item.options["check"] &= item.cell.source == source
     _long_ones_first(items)
 
