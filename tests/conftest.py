@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -67,6 +68,8 @@ _stacks = []  # the file of this process
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a job in the background has it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):  # of xdist
         _stacks.append(Path(os.environ[STACKS], str(os.getpid())).open("w"))
     else:
@@ -142,7 +145,7 @@ def code_in_folds(notebook):
     return [block for fold in _FOLD.findall(text) for block in _CODE.findall(fold)]
 
 
-# What chapters repeat, for their readers' medians and accuracies, and how often tests do.
+# What chapters repeat, for their readers' medians, and how often tests do.
 REPEATED = {
     r"(seconds_in_turn\(\w+)(?:, rounds=\d+)?\)": r"\1, rounds=1)",
 }

@@ -41,7 +41,6 @@ def a_picture_at_the_end(pictures, request):
 
 
 def add_cell_below(tab, number, source):
-    """Insert a code cell below another one; return its number."""
     tab.select(number)
     tab.command("notebook:insert-cell-below")
     tab.until(lambda: tab.source(number + 1) == "", "an empty cell")
@@ -50,14 +49,12 @@ def add_cell_below(tab, number, source):
 
 
 def run_cells(tab, *numbers):
-    """Run cells one after the other."""
     for number in numbers:
         tab.run(number)
         tab.finished()
 
 
 def cell_of_devices(tab):
-    """Return the number of the cell that says which devices there are."""
     return tab.number_of("d2lpar.ensure_gpus(")
 
 
@@ -66,38 +63,6 @@ def test_open_a_chapter_and_run_all(tab):
     tab.run_all()
     assert tab.errors() == []
     assert "2 virtual GPUs" in tab.output(cell_of_devices(tab))
-
-
-def test_change_a_number_and_run_the_cell(tab):
-    place = cell_of_devices(tab)
-    number = add_cell_below(tab, place, "torch.ones(3, 3, device=devices[0]).sum().item()")
-    run_cells(tab, number)
-    assert "9.0" in tab.output(number)
-    tab.write(number, "torch.ones(4, 4, device=devices[1]).sum().item()")
-    run_cells(tab, number)
-    assert "16.0" in tab.output(number)
-
-
-ENDLESS = {
-    "kernels": "while True:\n    torch.ones(300, 300, device=devices[0]).mm(a)",
-    "waiting": "while True:\n    (a @ a).sum().item()",
-    "training": "while True:\n    b = a.clone().requires_grad_()\n    (b @ b).sum().backward()",
-}
-
-
-@pytest.mark.parametrize("work", ENDLESS)
-def test_interrupt_an_endless_loop_and_go_on(tab, work):
-    values = "devices = d2lpar.virtual_gpus(2)"  # the chapter ends with GPUs that have none
-    matrix = "a = torch.ones(300, 300, device=devices[0])"
-    number = add_cell_below(tab, cell_of_devices(tab), f"{values}\n{matrix}\n{ENDLESS[work]}")
-    tab.run(number)
-    tab.until(lambda: tab.status() == "busy", "the loop runs")
-    tab.stop()
-    tab.finished()
-    assert "KeyboardInterrupt" in tab.output(number)
-    tab.write(number, "a.sum().item()")
-    run_cells(tab, number)
-    assert "90000.0" in tab.output(number)
 
 
 def test_break_it_read_the_message_and_mend_it(tab):

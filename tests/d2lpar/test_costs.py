@@ -12,7 +12,6 @@ from vgpu.distributed.routes import Route
 
 ALGORITHMS = ("star", "tree", "ring", "halving")
 LINK = Link(bandwidth=1e9, latency=1e-3)
-NO_LATENCY = Link(bandwidth=1e9)
 
 
 def played(rounds, k, chunk_bytes, link):

@@ -71,7 +71,6 @@ def recorded_step(X, y):
 
 
 def sent(timeline, device=None):
-    """Return the spans of the gradients' sums."""
     return timeline.select(device, "collective", engine="collectives", name="all_reduce")
 
 

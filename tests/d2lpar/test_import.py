@@ -164,7 +164,6 @@ def test_rooms_of_the_engine_are_small():
 
 
 def test_no_two_classes_have_the_same_name():
-    """A search for a class of vgpu or d2lpar finds one."""
     places = {}
     for package in ("vgpu", "d2lpar"):
         for path in (ROOT / package).rglob("*.py"):

@@ -90,17 +90,6 @@ def test_residual_changes_the_shape_over_a_1x1_convolution():
     assert Residual(8, True, 2)(X).shape == (2, 8, 3, 3)
 
 
-def shapes_and_layers(net, X):
-    """Return what each layer of a network is, and the shape of what it returns."""
-    with torch.device("meta"):
-        net(X)
-        described = []
-        for layer in net:
-            X = layer(X)
-            described.append((repr(layer), X.shape))
-    return described
-
-
 def test_lenet_is_that_of_d2l_12_5():
     def theirs(X, params):
         h1_conv = F.conv2d(input=X, weight=params[0], bias=params[1])

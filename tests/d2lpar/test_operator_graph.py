@@ -82,7 +82,6 @@ def test_operators_are_the_spans_of_a_timeline(devices):
 
 
 def test_readers_before_and_after_a_change_in_place(device):
-    """The reader after it depends on the change, and the change on the reader before it."""
     x = torch.ones(3, device=device)
     with OperatorGraph() as graph:
         y = x + 1

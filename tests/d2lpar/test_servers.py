@@ -36,7 +36,6 @@ def ray():
 
 @pytest.fixture
 def store(ray):
-    """Two servers."""
     values = {"w": torch.zeros(2, 5), "b": torch.zeros(2), "n": torch.tensor(0)}
     with parameter_servers(values, num_servers=2) as store:
         yield store
@@ -84,8 +83,6 @@ def program(tmp_path_factory):
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        # a job in the background ignores it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     yield process, folder
     if process.poll() is None:

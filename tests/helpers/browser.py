@@ -96,7 +96,6 @@ class Lab:
         self.driver.set_script_timeout(600)
 
     def close(self):
-        """Quit the browser."""
         self.driver.quit()
 
     def open(self, address, path):
@@ -110,11 +109,9 @@ class Lab:
         self.until(lambda: self.path() == "start.md" and self.page(), "the start page is there")
 
     def path(self):
-        """Return the path of the page or notebook in front."""
         return self.ask("return panel?.context?.path")
 
     def page(self):
-        """Return the text of the page or notebook in front."""
         return self.ask("return panel.node.innerText").strip()
 
     def follow(self, text):
@@ -136,12 +133,10 @@ class Lab:
         self.until(lambda: self.ask(is_light) == str(name == "light").lower(), "the theme")
 
     def save(self):
-        """Save the notebook."""
         self.command("docmanager:save")
         self.until(lambda: not self.ask("return panel.context.model.dirty"), "it is saved")
 
     def ask(self, script, *arguments):
-        """Run JavaScript, in which `NAMES` are known; return its result."""
         return self.driver.execute_script(NAMES + script, *arguments)
 
     def until(self, condition, what, seconds=60):
@@ -163,7 +158,6 @@ class Lab:
         self.ask("window.jupyterapp.commands.execute(arguments[0], arguments[1])", name, arguments)
 
     def run_all(self, seconds=300):
-        """Run all cells, and wait until they have ended."""
         self.command("notebook:run-all-cells")
         self.until(lambda: self.status() == "busy", "the first cell runs")
         self.finished(seconds)
@@ -181,19 +175,16 @@ class Lab:
         return self.ask(f"return {script}", *arguments)
 
     def number_of(self, text):
-        """Return the number of the only cell whose source contains a text."""
         [number] = self.numbers("cell.model.sharedModel.getSource().includes(arguments[0])", text)
         return number
 
     def errors(self):
-        """Return the numbers of the cells with an error in their output."""
         return self.numbers(
             "cell.model.type == 'code' && cell.model.outputs.toJSON().some("
             "output => output.output_type == 'error')"
         )
 
     def source(self, number):
-        """Return the source of a cell."""
         return self.ask("return cell.model.sharedModel.getSource()", number)
 
     def write(self, number, source):
@@ -211,7 +202,6 @@ class Lab:
         self.until(lambda: self.source(number).strip() == source.strip(), "the cell has the text")
 
     def select(self, number):
-        """Activate a cell, and scroll to it."""
         self.ask(
             "panel.content.activeCellIndex = arguments[0];"
             "cell.node.scrollIntoView({block: 'center'})",
@@ -239,13 +229,11 @@ class Lab:
             self.click(number).send_keys(Keys.SHIFT, Keys.ENTER)
 
     def stop(self):
-        """Click the stop button of the toolbar."""
         button = "jp-button[data-command='notebook:interrupt-kernel'], " \
             "[data-jp-item-name='interrupt'] jp-button"  # fmt: skip
         self.driver.find_element(By.CSS_SELECTOR, button).click()
 
     def output(self, number):
-        """Scroll to a cell, and return the text of its output."""
         self.select(number)
         shown = "return cell.outputArea.node.innerText"
         if self.ask("return cell.model.outputs.length > 0", number):
@@ -253,5 +241,4 @@ class Lab:
         return self.ask(shown, number)
 
     def picture(self, path):
-        """Save a screenshot."""
         self.driver.save_screenshot(str(path))

@@ -53,12 +53,10 @@ class Exercise:
 
     @property
     def stub(self):
-        """The answer cells as students get them."""
         return [SOLUTION.sub(r"\1raise NotImplementedError()", cell) for cell in self.answers]
 
     @property
     def solution(self):
-        """The answer cells with the solution, as one text."""
         return re.sub(r"^ *### (BEGIN|END) SOLUTION\n?", "", "\n".join(self.answers), flags=re.M)
 
     def wrong_answer(self, name):
@@ -78,7 +76,6 @@ class Exercise:
 
 @functools.cache
 def read(path):
-    """Return the exercises of a notebook."""
     number = path.stem[:2]
     wrong = read_answers(runpy.run_path(str(WRONG / f"wrong_{number}.py"))["WRONG"])
     exercises, setup, given, answers = [], [], [], []

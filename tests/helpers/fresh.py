@@ -19,7 +19,7 @@ TORCH = "torch"
 SET_UP = "torch, torch._dynamo"  # what `virtual_gpus` imports, too
 
 SERVER = """
-import atexit, gc, os, signal, socket, sys, threading
+import atexit, gc, os, socket, sys, threading
 gc.disable()  # what is imported is no garbage
 import {imports}
 
@@ -44,7 +44,6 @@ for number, file in enumerate(files):
 code, environment = eval(request)
 os.environ.clear()
 os.environ.update(environment)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 exec(code, {{"__name__": "__main__"}})
 # The end of a process, but that modules stay: to tear them down takes longer than most programs.
 threading._shutdown()
@@ -93,7 +92,6 @@ class Process:
         return self.status
 
     def end(self):
-        """Kill it, if it has not ended."""
         if self.status is None:  # else another process may have its number by now
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

@@ -44,7 +44,6 @@ class Gate:
             self.let_go()
 
     def let_go(self):
-        """Open it."""
         if not self.open.is_set():
             _blocked.remove(self.engine)
             self.open.set()

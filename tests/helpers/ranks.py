@@ -98,7 +98,6 @@ class Job:
         return "\n".join(texts)
 
     def end(self):
-        """End the processes."""
         for connection in self.connections:
             with contextlib.suppress(OSError):
                 connection.send_bytes(b"")
@@ -126,7 +125,6 @@ def job_of(size):
 
 
 def end_jobs():
-    """End all jobs."""
     for job in list(_jobs.values()):
         job.end()
 
@@ -164,7 +162,6 @@ def in_group(*sizes, **figures):
 def _serve(rank, size, path, connection):
     with open(f"{path}.stacks{rank}", "w") as stacks:
         faulthandler.register(signal.SIGUSR1, stacks)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores
         torch.set_num_threads(1)
         limit = timedelta(seconds=LIMIT)
         store = dist.FileStore(path, size)
@@ -199,17 +196,14 @@ def _answer(function, args, goes_on):
 
 
 def tell(name):
-    """Let ranks go on that `hear` of this."""
     _signals.set(name, "")
 
 
 def hear(name):
-    """Wait until a rank has told of this."""
     _signals.wait([name], timedelta(seconds=LIMIT / 2))
 
 
 def everywhere(value):
-    """Return the values of all ranks, in a list."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

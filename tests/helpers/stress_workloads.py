@@ -126,8 +126,14 @@ def memory(accel, devices, random):
     return step, nothing
 
 
-def training(net, x, random):
-    """Return a step that trains `net`, with an optimizer drawn by `random`."""
+def training(accel, devices, random):
+    """A training loop on one device, or with `nn.DataParallel` on two."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 10)
+    ).to(devices[0])
+    if random.random() < 0.6:
+        net = nn.DataParallel(net, device_ids=devices)
+    x = torch.rand(random.randrange(4, 32), 1, 8, 8, device=devices[0])
     y = torch.arange(len(x), device=x.device) % 10
     if random.random() < 0.5:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
@@ -140,33 +146,10 @@ def training(net, x, random):
         loss.backward()
         optimizer.step()
 
-    return step
-
-
-def conv_net():
-    """Return a network from images (N, 1, 8, 8) to logits (N, 10)."""
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 10)
-    )
-
-
-def data_parallel(accel, devices, random):
-    """`nn.DataParallel`, trained with an optimizer."""
-    net = nn.DataParallel(conv_net().to(devices[0]), device_ids=devices)
-    x = torch.rand(random.randrange(4, 32), 1, 8, 8, device=devices[0])
-    return training(net, x, random), nothing
-
-
-def one_device(accel, devices, random):
-    """A plain training loop on one device."""
-    device = random.choice(devices)
-    net = conv_net().to(device)
-    x = torch.rand(random.randrange(4, 32), 1, 8, 8, device=device)
-
     def verify():
         assert net(x).isfinite().all().item()
 
-    return training(net, x, random), verify
+    return step, verify
 
 
 def waiting(accel, devices, random):
@@ -253,25 +236,7 @@ def threads(accel, devices, random):
     return step, verify
 
 
-INTERRUPTED = {
+WORKLOADS = {
     each.__name__: each
-    for each in (
-        operators,
-        copies,
-        streams,
-        memory,
-        data_parallel,
-        one_device,
-        waiting,
-        random_numbers,
-        threads,
-    )
+    for each in (operators, copies, streams, memory, training, waiting, random_numbers, threads)
 }
-
-
-def timeouts(accel, devices, random):
-    """Any of the others, ended by another signal, whose handler raises an Exception."""
-    return random.choice(list(INTERRUPTED.values()))(accel, devices, random)
-
-
-WORKLOADS = {**INTERRUPTED, "timeouts": timeouts}

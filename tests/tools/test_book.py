@@ -77,7 +77,6 @@ class Folds(HTMLParser):
         assert self.stack == []
 
     def handle_starttag(self, tag, attrs):
-        """Note an element."""
         kind = (dict(attrs).get("class") or "").split()
         if tag in ("details", "section"):
             self.stack.append("fold" if "answer" in kind else tag)
@@ -138,7 +137,6 @@ def test_search_finds_words_of_the_chapters(html):
 
 
 def described(html):
-    """Return the names in the reference, with their modules."""
     data = (html / "objects.inv").read_bytes()
     lines = zlib.decompress(data.split(b"\n", 4)[4]).decode().splitlines()
     return {line.split()[0] for line in lines}
@@ -183,7 +181,6 @@ CHECK = "assert ring([1, 2]) == 3\n### BEGIN HIDDEN TESTS\nassert hidden_one\n##
 
 
 def exercise():
-    """Make an exercise with solutions of all kinds."""
 
     def marked(name, solution=True, grade=False):
         marks = {"schema_version": 3, "solution": solution, "grade": grade, "task": False}
@@ -278,19 +275,14 @@ def test_a_page_stands_below_its_lesson_and_leads_back(small):
     assert any('href="deeper/01_rings.html"' in table for table in tables)
 
 
-def test_pages_for_teachers_are_in_the_book(small):
-    folder, *_ = small
-    page = (folder / "html" / "teaching" / "course.html").read_text()
-    assert 'href="../notebooks/01_a.html"' in page
-
-
-def test_links_to_files_lead_to_the_repository_once_it_has_an_address(small):
+def test_links_lead_to_pages_and_to_files_once_the_repository_has_an_address(small):
     folder, *_ = small
     page = (folder / "html" / "notebooks" / "01_a.html").read_text()
     assert 'href="https://github.com/ada/course/blob/main/a.py">a tool</a>' in page
     assert 'href="https://colab.research.google.com/github/ada/course/' in page
-    page = (folder / "html" / "docs" / "page.html").read_text()
-    assert 'href="../index.html#run-it"' in page
+    leads = {"docs/page": "../index.html#run-it", "teaching/course": "../notebooks/01_a.html"}
+    for name, link in leads.items():
+        assert f'href="{link}"' in (folder / "html" / f"{name}.html").read_text()
 
 
 @pytest.mark.parametrize("fault", [

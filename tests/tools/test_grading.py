@@ -41,7 +41,6 @@ KEY = 0x0D21  # of System V's queues, semaphores and shared memory
 
 
 def marked(source, name, **metadata):
-    """Return a cell for nbgrader."""
     kind = {"grade": False, "locked": False, "solution": False, "task": False}
     kind = {**kind, "schema_version": 3, "grade_id": name, **metadata}
     return new_code_cell(source, metadata={"nbgrader": kind})
@@ -81,17 +80,15 @@ def answered(points_of=POINTS, **answers):
 
 
 def answer_to(name, cells):
-    """Return the answer cell of an exercise."""
     return next(cell for cell in cells if grade.grade_id(cell) == f"{name}-answer")
 
 
 def stub_of(name):
-    """Return the answer cell of an exercise as it is handed out."""
     return answer_to(name, assignments.release(exercises()).cells)
 
 
 def copied(cell, source):
-    """Return a copy of a cell with another text; as in JupyterLab, its id is another one."""
+    """As in JupyterLab, the id of the copy is another one."""
     other = copy.deepcopy(cell)
     other.source, other.id = source, f"{cell.id}-copy"
     return other
@@ -211,7 +208,6 @@ def write(notebook, path):
 
 
 def course(folder):
-    """Write the exercises and their chapter."""
     write(new_notebook(), folder / "source" / f"{NAME}.ipynb")
     write(exercises(), folder / "source" / "exercises" / f"{NAME}.ipynb")
     return folder / "source" / "exercises"
@@ -388,12 +384,10 @@ def NAME():
             done += libc.unshare(flag) == 0
         os._exit(done)
     return 2 * (os.waitpid(pid, 0)[1] == 0)
-# queues (2):
-def NAME(): return 2 * (libc.msgget(KEY, 0o1666) < 0)
-# semaphores (2):
-def NAME(): return 2 * (libc.semget(KEY, 1, 0o1666) < 0)
-# shared memory (2):
-def NAME(): return 2 * (libc.shmget(KEY, 4096, 0o1666) < 0)
+# queues, semaphores, shared memory (2):
+def NAME():
+    get = libc.msgget(KEY, 0o1666), libc.semget(KEY, 1, 0o1666), libc.shmget(KEY, 4096, 0o1666)
+    return 2 * (max(get) < 0)
 # finds a key (2):
 def NAME():
     found = call('keyctl', 10, SESSION, b'user', b'd2lpar', 0) > 0
@@ -439,7 +433,6 @@ SLOTS = {"first": 1, **{f"slot{i}": 2 for i in range(max(map(len, ATTACKS.values
 
 
 def other_notebook():
-    """Return a notebook that is none of the exercises."""
     return new_notebook(cells=[new_markdown_cell("# A chapter"), new_code_cell("x = 1")])
 
 
@@ -470,7 +463,6 @@ GRADER_SECONDS = 1800
 
 
 def missing_sandbox():
-    """Return why this system has no sandbox, if so."""
     try:
         sandbox.check()
     except sandbox.NoSandbox as error:

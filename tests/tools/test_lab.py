@@ -52,12 +52,11 @@ def exercises():
 
 
 def files(edition="first"):
-    """Make what is handed out."""
     return {CHAPTER: chapter(edition), EXERCISES: exercises(), "notation.md": edition.encode()}
 
 
 def change(path, place, **values):
-    """Change a cell of a notebook as a reader does in JupyterLab, which rewrites its metadata."""
+    """Change a cell as a reader does in JupyterLab, which rewrites the metadata."""
     notebook = nbformat.read(path, as_version=4)
     notebook.cells[place].update(values)
     notebook.metadata["language_info"] = {"name": "python", "version": "3.11.9"}
@@ -72,7 +71,6 @@ def ran(text=""):
 
 @pytest.fixture
 def copy(tmp_path):
-    """Make a working copy of the first edition."""
     folder = tmp_path / "work"
     written, beside = lab.update(folder, files())
     assert sorted(written) == sorted(files()) and beside == {}
@@ -339,7 +337,6 @@ def test_the_terminal_tells_of_new_editions(monkeypatch, capsys, copy):
 
 @pytest.fixture
 def root(tmp_path):
-    """Make a repository of two chapters, as far as the start page reads it."""
     row = "| [{0} Topic {0}](notebooks/{0}_a.ipynb) | Why {0}? | 9 s |\n"
     (tmp_path / "README.md").write_text(f"# A\n\n{row.format('01')}{row.format('02')}")
     return tmp_path
@@ -359,7 +356,6 @@ def next_of(folder, root):
 
 
 def later(path, seconds):
-    """Let a file have been changed later than now."""
     os.utime(path, (time.time() + seconds,) * 2)
 
 
@@ -488,7 +484,6 @@ def test_some_exercises_can_be_handed_out_alone():
 
 
 def headings(notebook):
-    """Return pairs of the id of a cell and a heading in it, of a notebook."""
     return {
         (cell.id, heading)
         for cell in notebook.cells
@@ -550,7 +545,6 @@ def log(tmp_path):
 
 
 def ask(address, token, data=None):
-    """Return the answer to a request, JSON."""
     request = urllib.request.Request(address, data, {"Authorization": f"token {token}"})
     return json.loads(urllib.request.urlopen(request, timeout=60).read())
 

@@ -42,7 +42,6 @@ def fake_python(folder, pip_status=0, version="3.11.0"):
 
 @pytest.mark.parametrize("version", ["3.9.2", "3.14.0"])
 def test_a_python_that_was_not_tried_is_refused(tmp_path, version):
-    """`make` says which one it found and what to do."""
     done = make(tmp_path, "run", fake_python(tmp_path, version=version))
     assert done.returncode != 0
     assert "runs on Python 3.11, 3.12 and 3.13" in done.stdout

@@ -19,7 +19,7 @@ import idle
 import nbformat
 import pytest
 import run
-from conftest import REPEATED
+from conftest import EPOCHS
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from waiting import is_alive, wait_until
 
@@ -38,7 +38,7 @@ def test_what_tests_repeat_less_often_is_in_a_chapter():
     chapters = contents.find_chapters(contents.FOLDER, pages=True)
     cells = [cell for path in chapters for cell in nbformat.read(path, as_version=4).cells]
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-    missing = [pattern for pattern in REPEATED if not re.search(pattern, code, re.MULTILINE)]
+    missing = [pattern for pattern in EPOCHS if not re.search(pattern, code, re.MULTILINE)]
     assert not missing
 
 
@@ -46,7 +46,6 @@ def test_what_tests_repeat_less_often_is_in_a_chapter():
 
 
 def good_chapter(num_cells=16):
-    """Make a chapter in which nothing is wrong."""
     cells = [new_markdown_cell("# A chapter\n\nIt asks a question.\n\n```\n# no heading\n```")]
     for count in range(1, num_cells + 1):
         cells.append(new_code_cell(f"x = {count}\nx", execution_count=count))
@@ -73,7 +72,6 @@ def error(*traceback):
 
 
 def cell(place, **values):
-    """Return a function that changes a cell of a notebook."""
     return lambda notebook: notebook.cells[place].update(values)
 
 
@@ -196,7 +194,6 @@ def test_hygiene_as_a_script(tmp_path):
 
 
 def write_chapter(path, *sources, text="# Title of it\n\nProse with $a^2$."):
-    """Write a notebook that has not been executed."""
     cells = [new_markdown_cell(text)]
     for source in sources:
         cells += [new_code_cell(source), new_markdown_cell("A sentence. And another.")]
@@ -214,7 +211,6 @@ class Done:
 
 
 def runner(folder, *arguments):
-    """Run the runner as `make run` does, without a terminal."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         try:
             code = run.main(["--folder", f"{folder}", "--build", f"{folder}/build", *arguments])
@@ -242,17 +238,13 @@ def three_chapters(tmp_path_factory):
     return folder, runner(folder, "--in-place"), before
 
 
-def test_exit_status_and_traceback(three_chapters):
+def test_what_a_run_prints(three_chapters):
     _, done, _ = three_chapters
     assert done.returncode == 1
     assert "x / 0  # the bad line" in done.stdout
     assert "ZeroDivisionError: division by zero" in done.stdout
     assert "Traceback" in done.stdout
     assert "\x1b[" not in done.stdout
-
-
-def test_table(three_chapters):
-    _, done, _ = three_chapters
     rows = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert {row[0]: row[2] for row in rows if len(row) == 3 and row[1][-2:-1] == "."} == {
         "01_first": "ok",
@@ -260,14 +252,9 @@ def test_table(three_chapters):
         "03_last": "ok",
         "total": "1 of 3 failed",
     }
-
-
-def test_progress_without_a_terminal(three_chapters):
-    _, done, _ = three_chapters
-    assert "\r" not in done.stderr
-    for chapter in ("01_first cell 1/2", "02_bad cell 1/3", "03_last cell 1/1"):
-        assert chapter in done.stderr
-    assert "6/6" in done.stderr
+    for progress in ("01_first cell 1/2", "02_bad cell 1/3", "03_last cell 1/1", "6/6"):
+        assert progress in done.stderr
+    assert "\r" not in done.stderr  # it is no terminal
 
 
 def test_executed_chapters_can_be_opened(three_chapters):
@@ -290,15 +277,10 @@ def test_only_good_chapters_are_written_back(three_chapters):
         notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
         assert list(hygiene.check_executed(notebook)) == []
         assert list(hygiene.check_form(notebook)) == []
+    names = {"01_first.ipynb", "02_bad.ipynb", "03_last.ipynb", "build"}
+    assert {path.name for path in folder.iterdir()} == names
     last_output = nbformat.read(last, as_version=4).cells[1].outputs[0]
     assert last_output.data["text/plain"] == "'01_first.ipynb'"  # the kernel runs in the folder
-
-
-def test_nothing_else_is_left_in_the_folder(three_chapters):
-    folder, _, _ = three_chapters
-    assert {path.name for path in folder.iterdir()} == {
-        "01_first.ipynb", "02_bad.ipynb", "03_last.ipynb", "build"
-    }  # fmt: skip
 
 
 def test_same_notebook_executed_twice_gives_the_same_file(tmp_path):
@@ -382,7 +364,6 @@ def test_a_run_alone_takes_this_python_and_changes_no_notebook(tmp_path, monkeyp
 
 
 def printed(path):
-    """Return what each cell of a chapter printed, if it did."""
     cells = nbformat.read(path, as_version=4).cells
     return [cell.outputs[0].text for cell in cells if cell.get("outputs")]
 
@@ -399,11 +380,6 @@ def test_slow_cell_and_dead_kernel_fail_and_the_rest_runs(tmp_path):
     assert re.search(r"^03_good .* ok$", done.stdout, re.MULTILINE)
     assert re.search(r"^04_killed .* failed: its process .* status -9$", done.stdout, re.MULTILINE)
     assert "time.sleep(60)" in done.stdout and "os._exit(1)" in done.stdout
-
-
-def heed_ctrl_c():
-    """Take Ctrl-C, which a job in the background ignores."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 WAIT = """
@@ -430,7 +406,7 @@ def test_interrupt_ends_kernels_and_run(tmp_path):
     process = subprocess.Popen(
         [sys.executable, RUN, "--folder", tmp_path, "--build", tmp_path / "build"],
         env=os.environ | {"TMPDIR": f"{tmp_path}/tmp"}, process_group=0,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         for name in slow:
@@ -461,7 +437,7 @@ def test_ctrl_c_while_the_run_is_imported(tmp_path):
     interrupt = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
     (tmp_path / "nbformat.py").write_text(interrupt)
     done = subprocess.run(
-        [sys.executable, RUN], capture_output=True, text=True, preexec_fn=heed_ctrl_c,
+        [sys.executable, RUN], capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
@@ -587,6 +563,7 @@ def test_a_chapter_is_executed_until_it_shows_what_it_declares(gate):
     assert "2/2" in lines[-1], lines  # the cells of three tries count once
 
 
+@pytest.mark.slow
 def test_a_chapter_that_never_shows_it_is_not_written(gate):
     declare(gate, 1.0)
     before = (gate / "03_count.ipynb").read_bytes()
@@ -600,6 +577,7 @@ def test_a_chapter_that_never_shows_it_is_not_written(gate):
 
 
 @pytest.mark.parametrize("options", [(), ("--core",)])
+@pytest.mark.slow
 def test_a_reader_s_run_passes_the_gate(gate, options, monkeypatch):
     monkeypatch.setattr(idle, "wait", pytest.fail)
     declare(gate, 1.0)
@@ -607,6 +585,7 @@ def test_a_reader_s_run_passes_the_gate(gate, options, monkeypatch):
     assert (gate / "count").read_text() == "1"
 
 
+@pytest.mark.slow
 def test_a_chapter_that_fails_is_not_tried_again(gate):
     write_chapter(gate / "03_count.ipynb", COUNT, "1 / 0")
     done = runner(gate, "--in-place", "03")
@@ -640,6 +619,7 @@ def test_ctrl_c_while_the_run_waits_for_an_idle_machine(gate, monkeypatch):
     assert not (gate / "count").exists() and not (gate / "last").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_chapter_is_written_back(gate, monkeypatch):
     writes = nbformat.writes
 

@@ -44,7 +44,7 @@ def test_that_passes():
 MARKERS = "-o", "markers=slow\nwaits"  # there, pytest's settings are not those of this project
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_the_line_before_the_last_says_what_to_install(options, tmp_path):
     (tmp_path / "test_them.py").write_text(TESTS)
     path = os.pathsep.join([*sys.path, str(Path(__file__).parents[1] / "vgpu")])

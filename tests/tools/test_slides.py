@@ -170,7 +170,6 @@ def test_the_plan_of_a_lesson_is_the_teachers(tmp_path):
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory):
-    """The folder with all decks."""
     folder = tmp_path_factory.mktemp("slides")
     assert slides.main(["--build", str(folder)]) == 0
     return folder
@@ -251,7 +250,6 @@ return [faults, count("section section:not([data-visibility])"),
 
 @pytest.fixture(scope="module")
 def tab():
-    """A tab of 1280 x 720 pixels."""
     browser = pytest.importorskip(
         "browser", reason="selenium is not installed (pip install selenium)"
     )

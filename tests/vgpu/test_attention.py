@@ -36,7 +36,6 @@ def tensors(*shapes, seed=0):
 
 
 def names(program):
-    """Return the names of the kernels of a program that are kinds of attention."""
     with kernels() as found:
         program()
     return [kernel.name.removeprefix("aten._scaled_dot_product_") for kernel in found]

@@ -16,10 +16,6 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import d2lpar
 
-LINALG = """
-    cholesky cholesky_inverse cholesky_solve geqrf inverse logdet lu lu_solve lu_unpack matrix_exp
-    nuclear pca_lowrank pinverse qr svd svd_lowrank triangular_solve
-""".split()
 # CUDA asserts in a kernel that probabilities are valid, and that indices are in range.
 ASSERTED = """
     bernoulli multinomial nn.functional.binary_cross_entropy poisson quantile nanquantile
@@ -46,15 +42,6 @@ def error_of(function):
         return error
 
 
-def is_linalg(op):
-    return op.name.startswith("linalg.") or op.name in LINALG
-
-
-def marked(op):
-    name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
-    return pytest.param(op, id=name, marks=[] if is_linalg(op) else [pytest.mark.slow])
-
-
 OPS = [
     op
     for op in op_db
@@ -64,7 +51,8 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("op", [*map(marked, OPS)])
+@pytest.mark.parametrize("op", OPS, ids=lambda op: f"{op.name}.{op.variant_test_name}".rstrip("."))
+@pytest.mark.slow
 def test_every_operator_fails_by_its_values_when_cuda_does(op, device):
     samples = list(op.sample_inputs("cpu", torch.float32))
     for sample in samples[:: 1 + len(samples) // 6]:

@@ -683,22 +683,6 @@ def test_an_index_of_the_cpu_puts_values_without_changing_the_tensor(device):
     assert x.index_put((torch.tensor([2, 0]),), value).tolist() == [1, 0, 1] and not x.any()
 
 
-def test_comparisons(device):
-    x = torch.rand(3, device=device)
-    assert torch.equal(x, x.clone()) and not torch.equal(x, x + 1)
-    assert torch.allclose(x, x + 1e-9) and not torch.allclose(x, x + 1)
-    assert x.isclose(x).all() and (x == x).all().item()
-    torch.testing.assert_close(x, x.clone())
-    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
-        torch.testing.assert_close(x, x + 1)
-    with pytest.raises(AssertionError, match="device"):
-        torch.testing.assert_close(x, x.cpu())
-    with pytest.raises(RuntimeError):
-        torch.equal(x, x.cpu())
-    assert x.is_same_size(x) and x.numel() == 3 and x.element_size() == 4
-    assert len({x, x, x + 1}) == 2
-
-
 # -- autograd
 
 

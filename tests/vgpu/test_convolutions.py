@@ -76,7 +76,6 @@ REACHED = 0.85  # of the bandwidth of the memory, as the model is fitted
 
 
 def one_kernel(name, program):
-    """Return the only kernel of this name in a program."""
     with kernels() as found:
         program()
     (kernel,) = [each for each in found if each.name == name]

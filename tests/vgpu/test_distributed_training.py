@@ -61,7 +61,6 @@ def in_joined_ranks(size=2):
 
 
 def join(**options):
-    """Make a group of virtual GPUs the default one; return the rank, the ranks, the device."""
     warnings.simplefilter("ignore")
     rank, device, group = set_up(backend="cpu:gloo,vgpu:vccl", **options)
     dist.distributed_c10d._update_default_pg(group)
@@ -197,7 +196,6 @@ def ddp_buffers():
 
 @in_ranks(2)
 def test_the_divisor_of_ddp_is_the_number_of_ranks_that_have_inputs_left():
-    """Of gloo on the CPU, too: rank 1 has an input more."""
 
     def gradients(device, group):
         net = nn.Linear(1, 1, bias=False).to(device)
@@ -416,7 +414,6 @@ def test_a_functional_collective_has_gradients():
 
 
 def mesh_of_two():
-    """Return this rank's number, its virtual GPU and a mesh of both ranks."""
     rank, device, group = set_up(peer_link=Link(1e9, latency=0.002))
     return rank, device, DeviceMesh.from_group(group, "vgpu")
 

@@ -80,12 +80,28 @@ def test_a_busy_machine(found, monkeypatch, capsys):
     assert "2 of these are wrong" in out
 
 
-def test_a_machine_without_notebooks_is_not_wrong(found, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "LAB", ("no_such_package",))
+@pytest.mark.parametrize(
+    ("patches", "said"),
+    [
+        (
+            {"vgpu.cuda.doctor.LAB": ("no_such_package",)},
+            "notebooks     not installed; in a clone: pip install '.[lab]'",
+        ),
+        (  # another machine, where notebooks work
+            {
+                "vgpu.private.virtual_tables.can_answer_without_python": lambda: False,
+                "vgpu.cuda.doctor.refusal_reason": lambda: "no such machine",
+            },
+            "vgpu run      not on",
+        ),
+    ],
+)
+def test_what_is_missing_and_not_wrong_is_said(found, monkeypatch, capsys, patches, said):
+    for target, value in patches.items():
+        monkeypatch.setattr(target, value)
     assert found() == {}
     assert doctor.examine() == 0
-    told = "notebooks     not installed; in a clone: pip install '.[lab]'"
-    assert told in capsys.readouterr().out
+    assert said in capsys.readouterr().out
 
 
 def test_a_torchvision_of_another_build(found, monkeypatch, tmp_path):
@@ -114,17 +130,6 @@ def test_full_disks(found, monkeypatch):
     assert set(found()) <= {"disk", "shared memory"} and "disk" in found()
 
 
-def test_another_machine(found, monkeypatch, capsys):
-    """What works there is not wrong: the notebooks."""
-    from vgpu.private import virtual_tables
-
-    monkeypatch.setattr(virtual_tables, "can_answer_without_python", lambda: False)
-    monkeypatch.setattr(doctor, "refusal_reason", lambda: "no such machine")
-    assert found() == {}
-    assert doctor.examine() == 0
-    assert "vgpu run      not on" in capsys.readouterr().out
-
-
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("VGPU_CUDA", "vgpu:2")  # as under `vgpu run`
     done = vgpu(tmp_path, "doctor")
@@ -141,6 +146,7 @@ needs_machine_code = pytest.mark.skipif(
 
 
 @needs_machine_code
+@pytest.mark.slow
 def test_a_system_that_denies_executable_pages(found, monkeypatch, tmp_path):
     """Which a process of its own finds out, whose mmap refuses them."""
     (tmp_path / "sitecustomize.py").write_text("import mmap; mmap.MAP_PRIVATE = 0")

@@ -106,20 +106,6 @@ FAULTS = {
             torch.vgpu.synchronize(device)
         """,
     ),
-    **{
-        f"an interrupt in backward after {delay} s": (
-            "KeyboardInterrupt",
-            f"""
-            y = torch.rand(3, device=device, requires_grad=True)
-            for _ in range(2000):
-                y = y * 1.0001
-            threading.Timer({delay}, interrupt).start()
-            while True:
-                y.sum().backward(retain_graph=True)
-            """,
-        )
-        for delay in (0.1, 0.13, 0.17)
-    },
 }
 
 BEGIN = """

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -30,6 +31,10 @@ LINK = Link(1e9)
 def gpu(**figures):
     known = {"name": "mine", "memory": 1000, "bandwidth": 1e9, "peaks": {"float32": 1e9}}
     return GPU(**{**known, "multiprocessors": 4, "link": LINK, **figures})
+
+
+def host(**figures):
+    return Host(**{"operator": 1.0, "module": 1.0, "autograd": 1.0, **figures})
 
 
 def kernel(*products, num_bytes=0, dtype=torch.float32, name="aten.mm"):
@@ -71,43 +76,32 @@ def test_without_a_model_there_are_values_and_no_host(options):
         virtual_gpus(2, **options)
 
 
+NAN = float("nan")
+COUNTS = itertools.product(["gpus", "gpus_per_switch", "network_cards"], [0, -1, 1.5, "2"])
+SECONDS = itertools.product(["operator", "module", "autograd"], [-1.0, float("inf"), NAN])
+
+
 @pytest.mark.parametrize(
-    ("figures", "words"),
+    ("make", "figures", "words"),
     [
-        ({"memory": 0}, "memory of a GPU must be a positive number: got 0"),
-        ({"memory": -1}, "memory of a GPU must be a positive number: got -1"),
-        ({"bandwidth": 0}, "bandwidth of a GPU must be a positive number: got 0"),
-        ({"bandwidth": float("nan")}, "bandwidth of a GPU must be a positive number: got nan"),
-        ({"peaks": {"float32": 0}}, "float32 of a GPU must be a positive number: got 0"),
-        ({"peaks": {"float32": 1e9, "float16": -2.0}}, "float16 of a GPU must .*: got -2.0"),
-        ({"peaks": {"float16": 1e9}}, "float16"),  # and no float32
-        ({"multiprocessors": 0}, "multiprocessors of a GPU must be a positive number: got 0"),
+        (gpu, {"memory": 0}, "memory of a GPU must be a positive number: got 0"),
+        (gpu, {"memory": -1}, "memory of a GPU must be a positive number: got -1"),
+        (gpu, {"bandwidth": 0}, "bandwidth of a GPU must be a positive number: got 0"),
+        (gpu, {"bandwidth": NAN}, "bandwidth of a GPU must be a positive number: got nan"),
+        (gpu, {"peaks": {"float32": 0}}, "float32 of a GPU must be a positive number: got 0"),
+        (gpu, {"peaks": {"float32": 1e9, "float16": -2.0}}, "float16 of a GPU must .*: got -2.0"),
+        (gpu, {"peaks": {"float16": 1e9}}, "float16"),  # and no float32
+        (gpu, {"multiprocessors": 0}, "multiprocessors of a GPU must be a positive number: got 0"),
+        *((partial(Machine, "v100"), {name: n}, f"{name} .*{n!r}") for name, n in COUNTS),
+        (partial(Machine, "v100"), {"network": "11gbe"}, "no link named '11gbe'"),
+        (host_takes, {"seconds": -1e-9}, "-1e-09"),
+        (host_takes, {"seconds": NAN}, "nan"),
+        *((host, {name: x}, f"^{name} of a Host must .*: got {x}$") for name, x in SECONDS),
     ],
 )
-def test_a_gpu_has_positive_figures(figures, words):
+def test_figures_that_make_no_sense_are_refused(make, figures, words):
     with pytest.raises(ValueError, match=words):
-        gpu(**figures)
-
-
-@pytest.mark.parametrize("name", ["gpus", "gpus_per_switch", "network_cards"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
-def test_a_machine_has_whole_numbers_of_gpus(name, value):
-    with pytest.raises(ValueError, match=f"{name} .*{value!r}"):
-        Machine("v100", **{name: value})
-
-
-@pytest.mark.parametrize("value", [-1e-9, float("nan")])
-def test_seconds_are_not_negative(value):
-    with pytest.raises(ValueError, match=str(value)):
-        host_takes(value)
-    with pytest.raises(ValueError, match="latency"):
-        Machine("v100", network=Link(1.0, value))
-
-
-def test_a_network_is_a_link_or_the_name_of_one():
-    assert Machine("v100", network="10gbe").network.bandwidth == 1.25e9
-    with pytest.raises(ValueError, match="no link named '11gbe'"):
-        Machine("v100", network="11gbe")
+        make(**figures)
 
 
 def test_machines_are_found_by_name_by_gpu_and_as_they_are():
@@ -120,6 +114,7 @@ def test_machines_are_found_by_name_by_gpu_and_as_they_are():
     assert as_machine(own).gpu is own
     assert machines_of(2, ["v100", "t4"])[1].gpu is GPUS["t4"]
     assert len(machines_of(16, ["dgx1"] * 16)) == 16
+    assert Machine("v100", network="10gbe").network.bandwidth == 1.25e9
 
 
 # -- what it is then
@@ -164,16 +159,6 @@ def test_the_longest_of_three_counts():
 
 def on_tensor_cores(**figures):
     return gpu(peaks={"float32": 1e9, "float16": 8e9}, **figures)
-
-
-@pytest.mark.parametrize("waves", [1, 2, 5])
-def test_full_waves_of_the_largest_tiles_reach_the_fitted_part_of_the_peak(waves):
-    """In float32 a tile takes as long as if its sums had nine terms more."""
-    mine, (tile, _), k = gpu(), modelled_gpu.TILES[0], 1000
-    product = Product(1, tile * waves, tile * 4, k)
-    expected = product.flops * (k + 9) / k / (modelled_gpu.PRODUCT_EFFICIENCY * 1e9)
-    assert mine.product_seconds(product) == pytest.approx(expected, rel=1e-12)
-    assert mine.product_seconds(Product(waves, tile, tile * 4, k)) == pytest.approx(expected)
 
 
 def test_no_tile_of_a_product_in_float32_is_narrower_than_64():
@@ -378,13 +363,6 @@ def test_a_host_that_is_none_is_refused(host, error):
         with pytest.raises(error, match=re.escape(repr(host))):
             virtual_gpus(2, model="v100", host=host)
     assert hardware_name() == "" and len(devices) == torch.vgpu.device_count()
-
-
-@pytest.mark.parametrize("wrong", [-1.0, float("inf"), float("nan")])
-@pytest.mark.parametrize("name", ["operator", "module", "autograd"])
-def test_all_figures_of_a_host_are_seconds(name, wrong):
-    with pytest.raises(ValueError, match=f"^{name} of a Host must .*: got {wrong}$"):
-        Host(**{"operator": 1.0, "module": 1.0, "autograd": 1.0, name: wrong})
 
 
 def took(program):

@@ -159,7 +159,6 @@ set_pending = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyErr_SetInterrupt", c
 
 @functools.cache
 def instructions(code):
-    """Return the names of the instructions of a code object, by their places."""
     return {each.offset: each.opname for each in dis.get_instructions(code)}
 
 
@@ -733,7 +732,6 @@ def stopped():
 
 
 def files_of(tb):
-    """Return the files of the frames of a traceback."""
     return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(tb)]
 
 

@@ -112,7 +112,6 @@ def test_flops_of_a_transformer_layer_are_those_that_torch_counts(device, norm_f
 
 
 def only(program, *arguments):
-    """Return the only kernel of a program."""
     with kernels() as found:
         program(*arguments)
     (kernel,) = found
@@ -321,7 +320,6 @@ def test_an_operator_with_products_that_are_not_known_says_so_once(name, program
 
 
 def everything_else(device):
-    """Do a step of everything that has no products but those that are known."""
     torch.manual_seed(1)
     net = nn.Sequential(
         nn.Embedding(50, 16), nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.1)

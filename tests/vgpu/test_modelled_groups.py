@@ -75,7 +75,6 @@ def set_up(timeout=PATIENCE, peer_link=BYTE_A_SECOND, values=True, **figures):
 
 
 def end():
-    """Return when this rank has done all that it was given."""
     torch.vgpu.synchronize()
     return clock()
 

@@ -28,6 +28,7 @@ def ranges(tmp_path, program):
     return found, done.stderr
 
 
+@pytest.mark.slow
 def test_ranges_of_all_kinds_are_in_the_trace_and_count_as_no_work(tmp_path):
     """The times are those of the model: each operator takes what the host's figures say."""
     found, said = ranges(

@@ -28,10 +28,6 @@ BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() <
 SECONDS = 0.2
 
 
-def burn(seconds):
-    exec(BURN.format(seconds))
-
-
 def test_a_program_of_another_session_is_noticed():
     start = look()
     orphan = f"import os, sys\nif os.fork(): sys.exit()\nos.setsid()\n{BURN.format(SECONDS)}"

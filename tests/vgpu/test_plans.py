@@ -49,7 +49,6 @@ def library():
 
 
 def new_plans(function):
-    """Return how many plans `function` makes."""
     before = set(plans.plans_by_key)
     function()
     return len(set(plans.plans_by_key) - before)
@@ -57,7 +56,6 @@ def new_plans(function):
 
 @pytest.fixture
 def default_dtype():
-    """The default dtype as it was, after a test that changes it."""
     before = torch.get_default_dtype()
     yield
     torch.set_default_dtype(before)

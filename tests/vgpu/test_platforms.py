@@ -222,6 +222,7 @@ def only_spawn(monkeypatch):
     monkeypatch.setenv("VGPU_DEVICES", "vgpu")
 
 
+@pytest.mark.slow
 def test_ranks_that_were_spawned_and_one_that_fails(only_spawn, capfd):
     def fail():
         rank = torch.distributed.get_rank()
@@ -243,7 +244,9 @@ def test_ranks_that_were_spawned_and_one_that_fails(only_spawn, capfd):
         assert f"[{rank}] rank {rank} True" in lines and f"[{rank}] a child prints" in lines
 
 
-@pytest.mark.parametrize("can_fork", {workers.CAN_FORK, False})
+@pytest.mark.parametrize(
+    "can_fork", [True] * workers.CAN_FORK + [pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_workers_know_the_classes_of_a_notebook(can_fork, monkeypatch):
     """Both by a fork and in new processes, here with a class that no module has.
 

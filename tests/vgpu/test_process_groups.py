@@ -980,7 +980,7 @@ def test_parts_of_sizes_that_do_not_fit_raise_in_both_ranks():
         lambda rank, x, **group: dist.reduce_scatter(x, ones(2, 2), **group),
     ):
         dist.barrier()
-        rank, device, group = set_up(timeout=2)
+        rank, device, group = set_up(timeout=1)
         text = failure_of(partial(call, rank, *ones(3), group=group))
         assert "nothing was raised" not in text
 

@@ -201,7 +201,6 @@ def test_a_schedule_and_its_handlers():
 
 
 def test_on_the_wall_clock_the_times_are_those_of_the_engines():
-    """`_sleep` keeps an engine busy for the time asked for, at least."""
     profiled(
         """
     x = torch.ones(8, device="cuda")

@@ -104,6 +104,7 @@ TRAINER = """
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_that_torchrun_starts_again(tmp_path):
     """The second ranks find a snapshot of the first, and in torchrun's store what those left."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
@@ -133,99 +134,13 @@ def test_a_trainer_that_torchrun_starts_again(tmp_path):
 SHARDED = """
     import json, os
     import torch
-    import torch.nn.functional as F
-    from torch import distributed as dist, nn
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor, Replicate, Shard, rand
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
-    )
-
-    WIDTH, HEADS = 32, 4
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.LayerNorm(WIDTH)
-            self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-        def forward(self, x):
-            return x + self.attention(self.norm(x))
-
-        def attention(self, x):
-            heads = (layer(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
-                     for layer in (self.query, self.key, self.value))
-            y = F.scaled_dot_product_attention(*heads, is_causal=True)
-            return self.out(y.transpose(1, 2).flatten(2))
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.head = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 50)
-            self.blocks = nn.ModuleList(Block() for _ in range(2))
-
-        def forward(self, tokens):
-            x = self.embedding(tokens)
-            for block in self.blocks:
-                x = block(x)
-            return self.head(x)
-
-    def norm_of(tensor):
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        return whole.detach().norm().item()
-
-    torch.manual_seed(0)
-    net, tokens = Net().double(), torch.randint(50, (8, 17))
-    device, dp_rank, dp_size = "cpu", 0, 1
-    if "RANK" in os.environ:
-        device, dp_size = "cuda", 2
-        mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("dp", "tp"))
-        assert torch.cuda.current_device() == int(os.environ["LOCAL_RANK"])
-        dp_rank = mesh["dp"].get_local_rank()
-        drawn = rand(8, device_mesh=mesh, placements=[Shard(0), Replicate()]).full_tensor()
-        drawn = torch.cat([drawn, torch.rand(2, device=device)])
-        others = [torch.empty_like(drawn) for _ in range(4)]
-        dist.all_gather(others, drawn)
-        assert len({*drawn.tolist()}) == 10 and all(other.equal(drawn) for other in others)
-        net.to(device)
-        plan = {"embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-                "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}
-        parallelize_module(net, mesh["tp"], plan)
-        for block in net.blocks:
-            columns = ColwiseParallel(input_layouts=Shard(1), use_local_output=False)
-            parallelize_module(block, mesh["tp"], {
-                "norm": SequenceParallel(use_local_output=True),
-                "query": columns, "key": columns, "value": columns,
-                "out": RowwiseParallel(output_layouts=Shard(1)),
-            })
-            fully_shard(block, mesh=mesh["dp"])
-        fully_shard(net, mesh=mesh["dp"])
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, foreach=True)
-    part = tokens.chunk(dp_size)[dp_rank].to(device)
-    for _ in range(3):
-        loss = F.cross_entropy(net(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
-        loss.backward()
-        gradients = [norm_of(p.grad) for p in net.parameters()]
-        optimizer.step()
-        optimizer.zero_grad()
-    loss = loss.detach()
-    if dp_size > 1:
-        dist.all_reduce(loss, dist.ReduceOp.AVG)
-    norms = [norm_of(p) for p in net.parameters()]
-    if dp_rank == 0 and int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        result = {"loss": loss.item(), "norms": norms, "gradients": gradients}
-        print(json.dumps(result), flush=True)
-"""
-
-SHARDED_FROM_THE_CPU = """
-    import json, os
-    import torch
     from torch import distributed as dist, nn
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         CPUOffload, FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
     )
+    from torch.distributed.tensor import Replicate, Shard, rand
     from torch.nn.parallel import DistributedDataParallel
 
     def net_on_the_cpu():
@@ -253,6 +168,13 @@ SHARDED_FROM_THE_CPU = """
         result["norms"] = [value.double().norm().item() for value in net.state_dict().values()]
     else:
         rank = int(os.environ["LOCAL_RANK"])
+        mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
+        assert torch.cuda.current_device() == rank
+        drawn = rand(8, device_mesh=mesh, placements=[Shard(0), Replicate()]).full_tensor()
+        drawn = torch.cat([drawn, torch.rand(2, device="cuda")])
+        others = [torch.empty_like(drawn) for _ in range(4)]
+        dist.all_gather(others, drawn)
+        assert len({*drawn.tolist()}) == 10 and all(other.equal(drawn) for other in others)
         x = x.cuda()
         net = net_on_the_cpu()
         fully_shard(net[0])
@@ -285,22 +207,9 @@ SHARDED_FROM_THE_CPU = """
 """
 
 
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory):
-    """What two programs find on four GPUs, one after the other, and what they find on the CPU."""
-    source = SHARDED + SHARDED_FROM_THE_CPU
-    folder = tmp_path_factory.mktemp("sharded")
-    return on_gpus(folder, 4, source, *ranks(folder, 4)), on_cpu(source)
-
-
-def test_fully_sharded_data_parallel_with_tensor_parallel(sharded):
-    (found, _), (wanted, _) = sharded
-    for name, values in wanted.items():  # some gradients of biases are zero but for rounding
-        assert found[name] == pytest.approx(values, rel=1e-7, abs=1e-12)
-
-
-def test_networks_on_the_cpu_are_moved_and_sharded(sharded):
-    (_, found), (_, wanted) = sharded
+@pytest.mark.slow
+def test_networks_on_the_cpu_are_moved_and_sharded(tmp_path):
+    (found,), (wanted,) = on_gpus(tmp_path, 4, SHARDED, *ranks(tmp_path, 4)), on_cpu(SHARDED)
     hook, of_hook = found.pop("hook"), wanted.pop("hook")
     assert hook == pytest.approx(of_hook, rel=1e-2)  # whose gradients are rounded to bfloat16
     assert found == about(wanted, rel=1e-9)
@@ -400,44 +309,6 @@ FAKE = """
     print(json.dumps([str(grad.device), grad.is_cuda, list(grad.shape)]))
 """
 
-MIXED = """
-    import json, sys
-    import torch
-    import torch.nn.functional as F
-    from torch import nn
-
-    torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(128, 10),
-    )
-    net = net.to(device).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    scaler = torch.amp.GradScaler(device, init_scale=256.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=6)
-    losses = []
-    for _ in range(6):
-        X, y = torch.randn(16, 3, 8, 8), torch.randint(10, (16,))
-        if device == "cuda":
-            X, y = X.pin_memory(), y.pin_memory()
-        X, y = X.to(device, non_blocking=True), y.to(device, non_blocking=True)
-        with torch.autocast(device, dtype=torch.bfloat16):
-            loss = F.cross_entropy(net(X), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
-    if device == "cuda":
-        torch.cuda.synchronize()
-        assert torch.cuda.max_memory_allocated() > torch.cuda.memory_allocated() > 0
-    print(json.dumps({"losses": torch.stack(losses).tolist(), "scale": scaler.get_scale()}))
-"""
-
 
 FLEX = """
     import json, torch
@@ -490,19 +361,14 @@ ACROSS = """
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What four programs find, one after the other in a process with three GPUs."""
-    source = FAKE + MIXED + FLEX + ACROSS
+    """What three programs find, one after the other in a process with three GPUs."""
+    source = FAKE + FLEX + ACROSS
     found = on_gpus(tmp_path_factory.mktemp("programs"), 3, source, sys.executable)
-    return dict(zip(("fake", "mixed", "flex", "across"), found, strict=True))
+    return dict(zip(("fake", "flex", "across"), found, strict=True))
 
 
 def test_a_backward_pass_over_fake_tensors(found):
     assert found["fake"] == ["cuda:1", True, [2, 3]]
-
-
-def test_mixed_precision_on_one_gpu(found):
-    (wanted,) = on_cpu(MIXED)
-    assert found["mixed"] == about(wanted, rel=0.02)
 
 
 def test_flex_attention_with_a_score_that_is_trained(found):
@@ -634,6 +500,7 @@ TORCH_TESTS = """
 """
 
 
+@pytest.mark.slow
 def test_torchs_own_classes_for_tests(tmp_path):
     """What is skipped says why: tests that only CUDA can pass, or that need more GPUs.
 

@@ -43,7 +43,6 @@ def on(device, value):
 
 
 def error_of(function, *args, **kwargs):
-    """Return the exception that a call raises, or None."""
     try:
         function(*args, **kwargs)
     except Exception as error:
@@ -54,6 +53,7 @@ def name_of(op):
     return f"{op.name}.{op.variant_test_name}".rstrip(".")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS, ids=name_of)
 def test_error_inputs_of_torch_are_refused_at_the_call_with_the_class_of_the_cpu(op, device):
     for given in op.error_inputs("cpu"):
@@ -176,6 +176,7 @@ INTEGERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", INTEGERS, ids=name_of)
 def test_integers_are_refused_where_cuda_has_no_kernel_for_them(op, device):
     """By torch's tables of dtypes, `dtypes` and `dtypesIfCUDA`."""

@@ -32,7 +32,6 @@ def interrupted_when(*conditions):
 
     The block has to raise KeyboardInterrupt.
     """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     over = threading.Event()
 
     def watch():
@@ -50,11 +49,9 @@ def interrupted_when(*conditions):
     finally:
         over.set()
         watcher.join()
-        signal.signal(signal.SIGINT, before)
 
 
 def all_in(folder, *names):
-    """Return a function that tells whether a folder has all of these files."""
     return lambda: all((folder / name).exists() for name in names)
 
 

@@ -58,7 +58,6 @@ TRAIN = """
 
 
 def rows(text):
-    """Return the lines of a summary as lists of words."""
     return [line.split() for line in text.splitlines()]
 
 
@@ -252,7 +251,6 @@ def started(tmp_path, program, seconds_to_end=60):
 
 
 def waiting(tmp_path, handler):
-    """Return a program that handles an interrupt so."""
     code = f"""
         import signal, sys, time
         signal.signal(signal.SIGINT, {handler})
@@ -304,7 +302,6 @@ def test_a_terminal_belongs_to_the_command_while_it_runs(tmp_path):
     code += 'read -p "end? " x; echo said $x'
     child, terminal = pty.fork()
     if child == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
         os.execvpe("bash", ["bash", "-c", code], environment(tmp_path))
     said = ""
     answers = {"name? ": "bob\n", "stop me: ": "\x03", "end? ": "yes\n", "said yes": ""}
@@ -672,11 +669,6 @@ def printed_where_cuda_is(gpus, folder, code):
     return done.stdout
 
 
-def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):
-    code = "import sys, torch; print(*(name for name in sys.modules if 'vgpu' in name))"
-    assert printed_where_cuda_is("", tmp_path, code) == "vgpu_autoload\n"
-
-
 def test_d2lpar_may_be_imported_before_torch(tmp_path):
     code = "from vgpu import Link; import d2lpar; print(d2lpar.try_gpu()); d2lpar.ensure_gpus(2)"
     said = printed_where_cuda_is("vgpu:2", tmp_path, code)
@@ -697,6 +689,7 @@ def test_this_process_is_as_it_was():
     assert state() == before
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_does_not_wait_for_the_others(tmp_path):
     """Its collectives of two groups never begin, and an engine of each is stuck as it ends."""
     program = written(
@@ -721,6 +714,7 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(tmp_path):
     assert done.returncode == 1 and "ValueError: rank 0 has failed" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_gpu_raise_as_with_nccl_but_not_with_gloo(tmp_path):
     """The text is NCCL's; gloo copies GPU tensors through the CPU. A barrier guesses the GPU."""
     program = written(

@@ -361,8 +361,6 @@ def random_program(rng, num_devices):
 
 
 class Player:
-    """Plays a program on virtual GPUs."""
-
     def __init__(self, devices):
         self.memory = [room(16, device) for device in devices]
         self.streams = {}

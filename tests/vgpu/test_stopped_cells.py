@@ -1,5 +1,6 @@
 """What a cell of a real kernel shows when it launches ranks, when it is stopped, and after that."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ torch.vgpu.synchronize(devices[0])
 def kernel():
     kernel = Kernel(SET_UP + FOLDER, NEXT, RIGHT, patience=60)
     yield kernel
-    kernel.end()
+    kernel.close()
 
 
 def test_launch_in_a_notebook(kernel):
@@ -110,6 +111,8 @@ def test_a_stopped_launch_shows_the_readers_line_and_where_the_ranks_were(kernel
 def test_a_cell_that_waits_for_what_a_stopped_one_has_launched_says_so(kernel):
     stopped = kernel.run(BEHIND, on_print=stop_once(kernel, "launched"))
     assert stopped.error == "KeyboardInterrupt" and stopped.printed == "launched\n"
+    assert "torch.vgpu.synchronize(devices[0])" in stopped.traceback
+    assert os.sep + "vgpu" + os.sep not in stopped.traceback  # no frame of ours is shown
     folder = Path(kernel.run("print(folder)").printed.strip())
     said = "vgpu:0 is still working off 10 operators launched before the stop\n"
 

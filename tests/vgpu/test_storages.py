@@ -173,16 +173,9 @@ def outcome(make, x, layout):
 
 
 @pytest.mark.parametrize(
-    ("make", "times"),
-    [
-        (torch.as_strided, 10_000),
-        (as_strided_, 1000),
-        (torch.as_strided_copy, 1000),
-        (scatter, 1000),
-        (set_, 1000),
-    ],
+    "make", [torch.as_strided, as_strided_, torch.as_strided_copy, scatter, set_]
 )
-def test_no_view_reaches_past_its_storage(device, make, times):
+def test_no_view_reaches_past_its_storage(device, make, times=2000):
     """Shapes, strides and offsets are drawn by chance, and many are wrong: as on the CPU."""
     draw, refused = random.Random(0), 0
     for _ in range(times):

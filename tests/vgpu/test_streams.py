@@ -405,7 +405,7 @@ def test_an_event_that_is_recorded_again_stands_for_the_new_place(devices):
     side = torch.vgpu.Stream(devices[0])
     with Gate(devices[0]):
         x = torch.ones(3, device=devices[0]) * 2
-        event.record()
+        assert torch.vgpu.current_stream().record_event(event) is event
         assert not event.query()
         side.wait_event(event)
         with use(side):
@@ -413,15 +413,6 @@ def test_an_event_that_is_recorded_again_stands_for_the_new_place(devices):
         assert not side.query()
     side.synchronize()
     assert y.tolist() == [3] * 3
-
-
-def test_a_stream_records_the_event_that_it_is_given(devices):
-    event = torch.vgpu.Event()
-    with Gate(devices[0]):
-        assert torch.vgpu.current_stream().record_event(event) is event
-        assert not event.query()
-    event.synchronize()
-    assert event.query()
 
 
 def test_the_time_of_an_event_on_an_idle_stream_is_when_it_was_recorded(devices):
@@ -686,15 +677,6 @@ def test_ten_thousand_waits_in_a_row(devices, monkeypatch):
                 x += 1
     sides[1].synchronize()
     assert x.item() == 10_000
-
-
-def test_a_hundred_thousand_operators_in_a_row(devices, monkeypatch):
-    monkeypatch.setattr(scheduler, "QUEUE_LIMIT", 10**6)
-    x = torch.zeros((), device=devices[0])
-    with Gate(devices[0]):
-        for _ in range(100_000):
-            x.add_(1)
-    assert x.item() == 100_000
 
 
 def wait_until_held_back(host):

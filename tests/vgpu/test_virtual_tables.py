@@ -178,19 +178,23 @@ work(device)
 """)
 
 
-def test_what_fails_only_here_is_put_back():
+def test_what_fails_or_is_interrupted_only_here_is_put_back():
     run("""
 (device,), _ = vgpu.virtual_gpus(1), switch_on()
 before, parent, cuda = tables(), os.getpid(), virtual_tables._guards()[virtual_tables._CUDA]
 
-def fail(patch):
-    patch()
+def fail(error):
+    virtual_tables._patch_cuda()
     if os.getpid() == parent:
-        raise RuntimeError("not here")
+        raise error("not here")
 
-failure = virtual_tables._failure_of(lambda: fail(virtual_tables._patch_cuda))
-assert failure == "RuntimeError: not here"
-assert tables() == before and virtual_tables._guards()[virtual_tables._CUDA] == cuda
+for error in RuntimeError, KeyboardInterrupt:
+    try:
+        failure = virtual_tables._failure_of(lambda: fail(error))
+    except KeyboardInterrupt as interrupt:
+        failure = f"RuntimeError: {interrupt}"
+    assert failure == "RuntimeError: not here"
+    assert tables() == before and virtual_tables._guards()[virtual_tables._CUDA] == cuda
 work(device)
 assert virtual_tables._failure_of(virtual_tables._patch_cuda) is None
 assert virtual_tables._guards()[virtual_tables._CUDA] != cuda
@@ -263,25 +267,3 @@ def test_a_test_fails_where_torch_asks_python_despite_known_machine_code(tried, 
     fails = pytest.raises(UserWarning, match="it hung")
     with fails if tried else warnings.catch_warnings(record=True):
         warnings.warn(said, stacklevel=1)
-
-
-def test_an_interrupt_puts_the_tables_back():
-    run("""
-(device,), _ = vgpu.virtual_gpus(1), switch_on()
-parent = os.getpid()
-
-def interrupt():
-    virtual_tables._patch_guard_and_hooks()
-    if os.getpid() == parent:
-        raise KeyboardInterrupt
-
-for pointer, original in reversed(virtual_tables._replaced):
-    pointer.value = original
-before = tables()
-try:
-    virtual_tables._failure_of(interrupt)
-except KeyboardInterrupt:
-    assert tables() == before
-else:
-    raise AssertionError("no interrupt")
-""")

@@ -411,6 +411,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.slow
 def test_ranks_exchange_objects_count_and_print_the_times_of_epochs(tmp_path):
     program, trace = written(tmp_path, TRAIN), tmp_path / "trace.json"
     options = "run", "--gpus", "2", "--model", "v100", "--no-values", "--trace", str(trace)

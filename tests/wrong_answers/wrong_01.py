@@ -5,9 +5,6 @@ WRONG = r"""
 # one more than necessary (1): A call fewer is enough
 def paid_after(t_compile, t_eager, t_compiled):
     return t_compile // (t_eager - t_compiled) + 1 if t_eager > t_compiled else None
-# no return (0): is `return` missing?
-def paid_after(t_compile, t_eager, t_compiled):
-    print(-(-t_compile // (t_eager - t_compiled)))
 # rounded down (1): is a part of a call left over?
 def paid_after(t_compile, t_eager, t_compiled):
     return t_compile // (t_eager - t_compiled) if t_eager > t_compiled else None

@@ -97,11 +97,6 @@ one_late = at_once
 + accel.synchronize(device)
 # no wait (1): Has the copy of a loss arrived
 - copied.synchronize()
-# all at the end (1): Show a loss behind the launch of the next
-def one_late(step, show, num_steps):
-    losses = [step(i) for i in range(num_steps)]
-    for i, loss in enumerate(losses):
-        show(i, loss.item())
 
 ## async-clock
 # no launch is hidden (0): The time of the host is wrong

@@ -11,9 +11,6 @@ def part_sizes(b, k):
 # parts of equal size, as chunk makes them (0): your answer calls torch, which the task rules out
 def part_sizes(b, k):
     return [len(x) for x in torch.arange(b).chunk(k)]
-# the lengths of tensors (0): your answer calls torch, which the task rules out
-def part_sizes(b, k):
-    return [len(x) for x in torch.ones(b).tensor_split(k)]
 # the lengths of arrays (0): your answer calls numpy, which the task rules out
 import numpy
 def part_sizes(b, k):
@@ -80,11 +77,6 @@ def spread_allreduce(arrays):
 def spread_allreduce(arrays):
     for data in arrays:
         ring_allreduce(data)
-# a hub for each array (3): Cut the arrays
-def spread_allreduce(arrays):
-    for i, data in enumerate(arrays):
-        hub = i % len(data)
-        star_allreduce(data[hub:] + data[:hub])
 # every device collects everything (2): are enough
 def spread_allreduce(arrays):
     for data in arrays:

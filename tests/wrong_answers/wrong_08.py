@@ -128,9 +128,6 @@ def train_sharded(net, batches, new_optimizer):
             p.grad /= dist.get_world_size()
         optimizer.step()
     return optimizer
-# no return (0): the function returned None: is `return` missing?
-- return optimizer
-+
 # one rank gathers by itself (0): the same collectives in the same order
 - dist.all_gather(
 + if rank: dist.all_gather(

@@ -15,10 +15,6 @@ def enough_micro_batches(k, limit):
 import math
 def enough_micro_batches(k, limit):
     return math.ceil((k - 1) * (1 - limit) / limit)
-# a stage too many (0): A smaller number is enough
-import math
-def enough_micro_batches(k, limit):
-    return max(1, math.ceil(k * (1 - limit) / limit))
 
 ## what-crosses
 # one way (0): Activations go there, and their gradients come back

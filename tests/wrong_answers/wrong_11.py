@@ -71,9 +71,6 @@ worker = broken_worker
 + if rank: yield "barrier"
 
 ## clock
-# no return (0): `may_start` returned None: is `return` missing?
-- return self.finished[rank] -
-+ self.finished[rank] -
 # one step less (0): nobody may start, not even the slowest
 - <= self.s
 + < self.s
@@ -96,14 +93,6 @@ worker = broken_worker
 ## both-ways
 # one ring (2): 4 of 8 directions are in use
 two_way_allreduce = ring_allreduce
-# the whole tensor twice (0): numbers on device 0 are wrong
-def two_way_allreduce(data):
-    ring_allreduce(data)
-    ring_allreduce(data[::-1])
-# both halves the same way (2): 4 of 8 directions are in use
-def two_way_allreduce(data):
-    for half in zip(*(x.tensor_split(2) for x in data)):
-        ring_allreduce(list(half))
 # a star (1): links between devices that are no neighbours
 def two_way_allreduce(data):
     for x in data[1:]:
@@ -122,14 +111,6 @@ prefetching_worker = plain_worker
 -             answer = yield "ask"
 -         yield "compute", compute
 +         yield "compute", compute
-+         if t < num_steps - 1:
-+             answer = yield "ask"
-# asked after the push (0): No gradient is old
--         if t < num_steps - 1:
--             answer = yield "ask"
-+
-- yield "push", -lr * w
-+ yield "push", -lr * w
 +         if t < num_steps - 1:
 +             answer = yield "ask"
 # one pull too many (2): weights that nobody uses

@@ -38,15 +38,9 @@ star_ms, ring_ms, speed_up, efficiency = 85.1, 5.32, 16, 1
 # without the latency (0): devices: expected
 - (L + N / (k * B))
 + (N / (k * B))
-# a star (0): devices: expected
-- (L + N / (k * B))
-+ (L + N / B)
 # at least two (1): expected 1, got
 - range(1
 + range(2
-# from a formula that forgets the bytes (0): devices: expected
-def best_k(t0, t, b, N, B, L):
-    return round((t * b / (2 * L)) ** 0.5) if L else 4096
 
 ## mend-clock
 # another clock (0): Python's own does not
