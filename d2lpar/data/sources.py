@@ -22,7 +22,7 @@ from types import ModuleType
 
 import torch
 
-from d2lpar import _d2l
+from d2lpar import torchvision_import
 from d2lpar.data import drawing
 
 PROBE_SECONDS = 4  # time limit of the search for a connection
@@ -114,7 +114,7 @@ class Source:
                 tensors = self.read(root)
                 if tensors is not None:
                     return tensors
-            torchvision = _d2l.import_torchvision()
+            torchvision = torchvision_import.import_torchvision()
             with tempfile.TemporaryDirectory(dir=root) as folder, socket_timeout(STALL_SECONDS):
                 getattr(torchvision.datasets, self.dataset)(folder, download=True)
                 tensors = self.read(Path(folder))

@@ -77,7 +77,7 @@ class Timeline:
             self._state = "done"
             for stop, spans in self._recorders:
                 stop(spans)
-                self._spans += [moved(span, self.origin) for span in spans]
+                self._spans += [shifted(span, self.origin) for span in spans]
             self._spans.sort(key=lambda span: (span.start, span.end))
             if kind is None and clock_in_force() is not self._clock:
                 raise RuntimeError("virtual_gpus has changed the clock within this timeline")
@@ -299,7 +299,7 @@ def _named(span):
     return {field: device and str(device) for field, device in devices.items()}
 
 
-def moved(span, origin):
+def shifted(span, origin):
     """Return a span with times relative to `origin`."""
     issued = None if span.issued is None else span.issued - origin
     return replace(span, start=span.start - origin, end=span.end - origin, issued=issued)

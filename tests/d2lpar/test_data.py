@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import d2lpar
-from d2lpar import _d2l
+from d2lpar import torchvision_import
 from d2lpar.data import cifar10, fashion_mnist, sources, synthetic_garments, synthetic_objects
 from d2lpar.data.batches import ImageDataset
 
@@ -165,7 +165,7 @@ class FakeTorchvision:
 def online(monkeypatch, contents):
     fake = FakeTorchvision(contents)
     monkeypatch.setattr(sources, "require_connection", lambda address, note: None)
-    monkeypatch.setattr(_d2l, "import_torchvision", lambda: fake)
+    monkeypatch.setattr(torchvision_import, "import_torchvision", lambda: fake)
     return fake
 
 
@@ -236,7 +236,7 @@ def test_downloads_through_torchvision(
     tmp_path, contents, network, monkeypatch, capsys, interrupted
 ):
     folder = write(tmp_path / "mirror", contents, compress=True)
-    dataset = _d2l.import_torchvision().datasets.FashionMNIST
+    dataset = torchvision_import.import_torchvision().datasets.FashionMNIST
     archives = [folder / f"{name}.gz" for name in contents]
     md5s = [(path.name, hashlib.md5(path.read_bytes()).hexdigest()) for path in archives]
     monkeypatch.setattr(dataset, "resources", md5s)
@@ -257,7 +257,7 @@ def test_downloads_through_torchvision(
 
 @with_torchvision
 def test_files_and_mirror_are_those_of_torchvision():
-    datasets = _d2l.import_torchvision().datasets
+    datasets = torchvision_import.import_torchvision().datasets
     garments, cifar = datasets.FashionMNIST, datasets.CIFAR10
     assert [name for name, _ in garments.resources] == [f"{name}.gz" for name in SOURCE.files]
     assert garments.mirrors == [fashion_mnist.MIRROR]
@@ -467,7 +467,7 @@ def test_resize(loaders, resize, shape):
 @with_torchvision
 @pytest.mark.parametrize("resize", [None, 14, 64])
 def test_batches_equal_those_of_d2l(tmp_path, contents, resize):
-    _d2l.import_torchvision()
+    torchvision_import.import_torchvision()
     from torchvision import datasets, transforms
 
     write(tmp_path / "data" / "FashionMNIST" / "raw", contents)
