@@ -26,6 +26,7 @@ from assignments import release
 from book_check import problems
 from book_reference import reference
 from contents import DRAWING, find_chapters, pages_of
+from hygiene import FENCED
 from nbformat.v4 import new_markdown_cell
 from sphinx.cmd.build import build_main
 
@@ -34,7 +35,8 @@ SETTINGS = ROOT / "book"
 
 _LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _ANCHOR = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]*)#([^)\s]+)\)")
-_FENCE = re.compile(r"^(```|~~~)")
+# Fenced code, a *Predict* box, or a heading.
+_FOLD_ENDS = re.compile(rf"{FENCED.pattern}|(?P<box>^> \*\*Predict.*(?:\n>.*)*)|^#+ .*", re.MULTILINE)
 _NO_SLUG = re.compile(r"[^\w-]")
 _FOLD = '<details class="answer"><summary>Your answer first. Then open what follows.</summary>'
 
@@ -194,25 +196,18 @@ def fold_answers(cells):
     A fold is a `details` element, which needs no script. It contains no heading, so it stays within
     one section of the page.
     """
-    texts = [cell for cell in cells if cell.cell_type == "markdown"]
     is_open = False
+
+    def fold(found):
+        nonlocal is_open
+        if found[1]:  # code
+            return found[0]
+        end, is_open = "\n</details>\n\n" * is_open, bool(found["box"])
+        return f"{end}{found[0]}" + f"\n\n{_FOLD}\n" * is_open
+
+    texts = [cell for cell in cells if cell.cell_type == "markdown"]
     for cell in texts:
-        lines, fenced, asking = [], False, False
-        for line in cell.source.splitlines():
-            if asking and not line.startswith(">"):
-                lines += ["", _FOLD, ""]
-                is_open, asking = True, False
-            fenced ^= bool(_FENCE.match(line))
-            asks = line.startswith("> **Predict")
-            if is_open and (asks or (re.match(r"#+ ", line) and not fenced)):
-                lines += ["", "</details>", ""]
-                is_open = False
-            asking |= asks
-            lines.append(line)
-        if asking:
-            lines += ["", _FOLD]
-            is_open = True
-        cell.source = "\n".join(lines)
+        cell.source = _FOLD_ENDS.sub(fold, cell.source)
     if is_open:
         texts[-1].source += "\n\n</details>"
 

@@ -20,7 +20,7 @@ MAX_LINES = 46  # of at most 80 characters, see notebooks/ruff.toml
 MAX_BYTES = 1_500_000
 WIDGET_TYPES = ("application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state")
 
-FENCED = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^(```|~~~)(?s:.*?)^\1[^\n]*$", re.MULTILINE)
 _HEADING = re.compile(r"^(#{1,6})\s+\S", re.MULTILINE)
 _SENTENCE = re.compile(r"^(?!#).*\w", re.MULTILINE)
 

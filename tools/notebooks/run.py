@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import headlines
+import idle
 import nbformat
 import psutil
 from contents import FOLDER, find_chapters, read_chapter, replace_file
@@ -129,8 +130,6 @@ class Runner:
         tables = headlines.declared(path)
         if tables is None:
             return self.execute(path)
-        import idle  # loads torch
-
         before, tries = self.bar.n, []
         for number in range(1, TRIES + 1):
             disturbed = idle.wait(self.say, lambda: self.stopped)
