@@ -36,7 +36,7 @@ SETTINGS = ROOT / "book"
 _LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _ANCHOR = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]*)#([^)\s]+)\)")
 # Fenced code, a *Predict* box, or a heading.
-_FOLD_ENDS = re.compile(rf"{FENCED.pattern}|(?P<box>^> \*\*Predict.*(?:\n>.*)*)|^#+ .*", re.MULTILINE)
+_FOLD_ENDS = re.compile(rf"(?m){FENCED.pattern}|(?P<box>^> \*\*Predict.*(?:\n>.*)*)|^#+ .*")
 _NO_SLUG = re.compile(r"[^\w-]")
 _FOLD = '<details class="answer"><summary>Your answer first. Then open what follows.</summary>'
 

@@ -60,12 +60,10 @@ def contradictions(notebook, tables):
         those = [(cell, line.partition(text)[2]) for cell, line in lines if text in line]
         if kind == "ratio":  # skip lines of `Benchmark` with the same text
             those = [(cell, rest) for cell, rest in those if " ratio " in rest]
-        which = table.get("which")
-        if which:
+        if which := table.get("which", 0):
             those = those[which - 1 : which]
         if not those:
-            place = f"line {which}" if which else "line"
-            found.append(f"there is no {place} with {text!r}")
+            found.append(f"there is no {f'line {which}' if which else 'line'} with {text!r}")
         low, high = table[kind]
         for cell, rest in those:
             value = _VALUES[kind].search(rest)

@@ -69,8 +69,8 @@ class Part:
 
     def over(self):
         """List the counts above the limits of a lesson, as "lines 171 of 160"."""
-        counts = {name: getattr(self, name) for name in LIMITS}
-        return [f"{name} {n} of {LIMITS[name]}" for name, n in counts.items() if n > LIMITS[name]]
+        counts = [(name, getattr(self, name), limit) for name, limit in LIMITS.items()]
+        return [f"{name} {n} of {limit}" for name, n, limit in counts if n > limit]
 
 
 def count(cells, seconds=0):
@@ -99,9 +99,8 @@ def _num_lines(source):
 
 def _as_words(found):
     """Replace a formula by words; keep code."""
-    if found[0][0] == "`":
-        return found[0]
-    return " x" * (FORMULA if found[0].startswith("$$") else SYMBOL) + " "
+    words = " x" * (FORMULA if found[0].startswith("$$") else SYMBOL) + " "
+    return found[0] if found[0][0] == "`" else words
 
 
 def lesson(path):

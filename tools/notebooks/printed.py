@@ -23,12 +23,13 @@ import nbformat
 from contents import FOLDER, find_chapters, printed_texts, read_chapter
 from drawings import DEFINITION
 from hygiene import FENCED
+from lessons import CODE_OR_FORMULA
 
 _DIGITS = r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _NUMBER = re.compile(_DIGITS + r"(?:e[-+]?\d+)?(?!\w|\.\d)")  # no part of a version 1.0.3
 _PERCENT = re.compile(f"({_DIGITS}) ?%")
 _NOT_TEXT = re.compile(  # code, formulas, links, tags, numbers of chapters
-    r"`[^`]*`|(?<!\\)\$\$.*?\$\$|(?<!\\)\$[^$]+\$|\[[^\]]*\]\([^)]*\)|<[^>\n]*>"
+    CODE_OR_FORMULA.pattern + r"|\[[^\]]*\]\([^)]*\)|<[^>\n]*>"
     r"|\b[Cc]hapters? \d\d(?:(?:, \d\d)*,? (?:and|to) \d\d)?",
     re.DOTALL,
 )
