@@ -4,9 +4,8 @@ python tools/machines/matrix.py                     everything under every condi
 python tools/machines/matrix.py avx2 sse4           under two conditions
 python tools/machines/matrix.py c-locale+no-home    under both at once
 python tools/machines/matrix.py avx2 --parts chapters --names 03 09     with their pages
-python tools/machines/matrix.py --table             only print the tables of all results so far
 
-Results are stored under build/machines, in a folder for each condition.
+Results are stored under build/machines, in a folder for each condition; the tables have all.
 """
 
 import argparse
@@ -93,11 +92,7 @@ CONDITIONS = {
 
 
 def condition_of(name):
-    """Return a condition, or a combination of several with names joined by "+".
-
-    Raises:
-        ValueError: a name is unknown.
-    """
+    """Return a condition, or a combination of several with names joined by "+"."""
     parts = name.split("+")
     if unknown := [part for part in parts if part not in CONDITIONS]:
         raise ValueError(f"no condition {unknown[0]!r}: choose from {', '.join(CONDITIONS)}")
@@ -113,11 +108,7 @@ def condition_of(name):
 
 @contextlib.contextmanager
 def limited(num_bytes):
-    """Create a control group with a memory limit; yield the prefix of a command to run in it.
-
-    Raises:
-        OSError: control groups cannot be created on this machine.
-    """
+    """Create a control group with a memory limit; yield the prefix of a command to run in it."""
     if not num_bytes:
         yield ()
         return
@@ -217,9 +208,9 @@ def run(name, condition, parts, names):
             variables["D2LPAR_PARITIES"] = str(parities)
             start = time.monotonic()
             for label, command in _commands(part, root, out, names, bool(condition.memory)):
-                command = [*limit, *condition.prefix, *command]
-                text, status, peak = _run(command, root, variables, bool(condition.memory))
-                (out / f"{label}.log").write_text(text, "utf-8")
+                command, log = [*limit, *condition.prefix, *command], out / f"{label}.log"
+                status, peak = _run(command, root, variables, log, bool(condition.memory))
+                text = log.read_text("utf-8", errors="replace")
                 if condition.memory:
                     found["peaks"][label] = peak
                 failures = failures_in(part, text) or ([f"exit status {status}"] if status else [])
@@ -233,20 +224,14 @@ def run(name, condition, parts, names):
     return len(found["failures"]) - before
 
 
-def _run(command, folder, variables, measure):
-    """Run a command; return its output, its exit status, and its peak memory in bytes.
+def _run(command, folder, variables, log, measure):
+    """Run a command, with its output in a file; return its exit status and peak memory in bytes.
 
     The peak is 0 unless `measure` is set: sampling takes a tenth of a core.
     """
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=folder, env=variables, stdout=file, **streams)
         peak = 0
         try:
             while measure and process.poll() is None:
@@ -254,8 +239,7 @@ def _run(command, folder, variables, measure):
                 time.sleep(0.25)
         finally:
             process.wait()  # after Ctrl-C, which the command also gets, it cleans up
-        log.seek(0)
-        return log.read(), process.returncode, peak
+        return process.returncode, peak
 
 
 def _commands(part, root, out, names, one_by_one):
@@ -323,7 +307,6 @@ def main(arguments=None):
     parser.add_argument("conditions", nargs="*", metavar="condition", help="all if none is named")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--names", nargs="+", default=(), metavar="NN", help="of chapters")
-    parser.add_argument("--table", action="store_true", help="print the tables only")
     options = parser.parse_args(arguments)
     names = options.conditions or CONDITIONS
     try:
@@ -331,7 +314,7 @@ def main(arguments=None):
     except ValueError as error:
         parser.error(str(error))
     failures = 0
-    for name, condition in () if options.table else conditions.items():
+    for name, condition in conditions.items():
         if reason := why_not(condition):
             print(f"{name}: not run: {reason}", flush=True)
             continue

@@ -26,13 +26,9 @@ _BUSY = re.compile(r"took \d+ % of the cores while this ran")
 
 
 def declared(path):
-    """Return the declarations for the chapter or page at `path`.
+    """Return the declarations for the chapter or page at `path`, a list of dicts.
 
-    Returns:
-        A list of dicts, or None if the folder of the chapters has no `headlines.toml`.
-
-    Raises:
-        ValueError: the file is not in the form above.
+    None if the chapters have no `headlines.toml`; ValueError if that is not in the form above.
     """
     is_page = path.parent.name == "deeper"
     file = path.parents[is_page] / "headlines.toml"

@@ -41,8 +41,7 @@ def check_form(notebook):
             nbformat.validate(notebook)
     except (nbformat.ValidationError, Warning) as error:
         yield f"not a valid notebook: {str(error).splitlines()[0]}"
-    kernel = notebook.metadata.get("kernelspec", {}).get("name")
-    if kernel != "python3":
+    if (kernel := notebook.metadata.get("kernelspec", {}).get("name")) != "python3":
         yield f"metadata: the kernel is {kernel!r}, not 'python3'"
 
 

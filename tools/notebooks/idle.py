@@ -10,14 +10,10 @@ LOOK = 3.0  # duration of a measurement, in seconds
 
 
 def wait(say, stopped=lambda: False):
-    """Wait until the machine is idle.
+    """Wait until the machine is idle; return "", or the reasons why it is not.
 
-    Args:
-        say: a function that receives a progress message, every 30 s.
-        stopped: a function that returns whether to wait no longer.
-
-    Returns:
-        "" if the machine is idle, otherwise the reasons why it is not.
+    `say`: a function that receives a progress message, every 30 s; `stopped`: a function that
+    returns whether to wait no longer.
     """
     start, said = time.monotonic(), float("-inf")
     while found := taken_now(LOOK).sentences(SHARE):
