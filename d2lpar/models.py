@@ -75,7 +75,7 @@ def resnet18(num_classes, in_channels=1, width=64, stem_stride=1):
     num_inputs = width
     for stage in (1, 2, 3, 4):
         num_channels = width * 2 ** (stage - 1)
-        strides = 1 if stage == 1 else 2
+        strides = 1 if stage == 1 else 2  # each later stage halves height and width
         first = Residual(num_channels, stage > 1, strides, in_channels=num_inputs)
         net.add_module(f"resnet_block{stage}", nn.Sequential(first, Residual(num_channels)))
         num_inputs = num_channels

@@ -18,7 +18,11 @@ WIDTH = 72  # characters per line: what a notebook shows in a window of 1024 pix
 
 
 class Timer:
-    """A stopwatch that starts on creation and records every measured time."""
+    """A stopwatch that starts on creation and records every measured time.
+
+    Attributes:
+        times: the measured times, a list of seconds.
+    """
 
     def __init__(self):
         self.times = []
@@ -26,7 +30,7 @@ class Timer:
 
     def start(self):
         """Start or restart the stopwatch."""
-        self._look = None if hardware_name() else look()
+        self._others = None if hardware_name() else look()  # CPU time of other programs so far
         self._clock, self._started = clock_in_force(), clock()
 
     def stop(self):
@@ -40,7 +44,7 @@ class Timer:
                 "virtual_gpus has changed the clock since this timer started: restart the timer"
             )
         self.times.append(clock() - self._started)
-        while_timed.add(self._look)
+        while_timed.add(self._others)  # for the warning that `compare` prints
         return self.times[-1]
 
     def avg(self):
@@ -110,7 +114,7 @@ def best_seconds(work, repeats=3):
 
 
 def _time(timer, work):
-    """Record the seconds of `work()` in a timer, including the work it launches on the devices."""
+    """Record the seconds of `work()` in a `Timer`, including the work it launches on devices."""
     synchronize()
     timer.start()
     work()
@@ -131,9 +135,9 @@ def compare(what, predicted, measured, unit="s"):
     """Print a predicted and a measured number, and their ratio, measured / predicted.
 
     A name too long for a line of 72 characters gets its own line. On modelled GPUs the line says
-    "modelled" instead of "measured" and names the hardware. Otherwise another line warns if other
-    programs took enough CPU time to change a ratio by 15 % during a `Timer`, `Benchmark` or
-    `Timeline` that ended since the last call.
+    "modelled" instead of "measured", and names the hardware. On others a second line warns if other
+    programs took so much CPU time that a ratio may change by 15 %, in any `Timer`, `Benchmark` or
+    `Timeline` since the last call.
 
     Args:
         what: the text before the numbers.
@@ -147,7 +151,7 @@ def compare(what, predicted, measured, unit="s"):
     ratio = _short(measured / predicted, 2) if predicted else "-"
     numbers = f"predicted {_short(predicted):>6} {kind} {_short(measured):>6} {unit:<2}"
     numbers += f" ratio {ratio}"
-    for text in (numbers, " ".join(numbers.split())):
+    for text in (numbers, " ".join(numbers.split())):  # in columns, or without their blanks
         if len(f"{what} {text}") <= WIDTH:
             lines = [f"{what} {text:>{WIDTH - 1 - len(what)}}"]
             break

@@ -62,13 +62,13 @@ class Source:
         if choice:
             tensors = self.read(Path(choice).expanduser())
             if tensors is None:
-                raise FileNotFoundError(f"D2LPAR_DATA names {choice}, where {self.name} is not")
+                raise FileNotFoundError(f"{self.name} not found in D2LPAR_DATA={choice}")
             return self.name, tensors
         for root in (Path("../data"), Path("data"), cache()):
             try:
                 tensors = self.read(root)
             except ValueError as error:
-                print(f"{self.name} is not read: {error}")
+                print(f"{self.name} in {root} is ignored: {error}")
                 continue
             if tensors is not None:
                 return self.name, tensors
@@ -167,7 +167,7 @@ def _read(path, md5):
         raise ValueError(f"{path.name} is damaged ({error})") from error
     found = _md5(content)
     if found != md5:
-        raise ValueError(f"{path.name} is wrong or cut short (MD5 {found}, not {md5})")
+        raise ValueError(f"{path.name} is wrong or cut short: its MD5 must be {md5}, got {found}")
     return content
 
 

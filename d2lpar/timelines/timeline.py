@@ -61,7 +61,7 @@ class Timeline:
         self.hardware = hardware_name()
         self._clock = clock_in_force()
         self._state = "recording"
-        self._look = None if self.hardware else look()
+        self._others = None if self.hardware else look()  # CPU time of other programs so far
         self.origin = clock()
         return self
 
@@ -73,7 +73,7 @@ class Timeline:
                 raise
         finally:
             self._end = clock()
-            while_timed.add(self._look)
+            while_timed.add(self._others)
             self._state = "done"
             for stop, spans in self._recorders:
                 stop(spans)
@@ -96,7 +96,7 @@ class Timeline:
 
     @classmethod
     def from_spans(cls, spans, marks=(), devices=(), start=0.0, end=0.0, hardware=""):
-        """Return a timeline of spans and phases that are known already.
+        """Return a timeline of given spans and phases.
 
         Args:
             spans, marks, devices, hardware: its attributes; times count from `start`.
@@ -290,7 +290,7 @@ def start_recorders():
     return recorders
 
 
-_OF_A_PROCESS = ("_recorders", "_clock", "_look")
+_OF_A_PROCESS = ("_recorders", "_clock", "_others")  # attributes that are not pickled
 
 
 def _named(span):
