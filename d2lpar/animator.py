@@ -84,7 +84,10 @@ class Animator:
         num_curves = len(self.fmts) if self.X is None else len(self.X)
         if len(x) != len(y) or len(y) > num_curves:
             what = "fmts" if self.X is None else "curves"
-            raise ValueError(f"{len(x)} x and {len(y)} y for {num_curves} {what}")
+            raise ValueError(
+                f"x and y must have equal lengths, {num_curves} at most, the number of {what}: "
+                f"got {len(x)} and {len(y)}"
+            )
         if self.X is None:
             self.X, self.Y = [[] for _ in y], [[] for _ in y]
         newest = []

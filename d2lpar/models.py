@@ -21,7 +21,9 @@ def lenet(num_classes=10, in_channels=1):
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions and a shortcut (He et al. 2016, https://arxiv.org/abs/1512.03385).
+    """A residual block: two 3x3 convolutions, to whose output a shortcut adds the input.
+
+    Source: He et al. 2016, https://arxiv.org/abs/1512.03385.
 
     Args:
         num_channels: channels of the output.

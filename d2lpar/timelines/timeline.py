@@ -36,7 +36,7 @@ class Timeline:
         timeline.busy("vgpu:0")
 
     Both ends of the block synchronize all devices, so a timeline contains exactly the work of the
-    block; after an error, what ran before. As the last value of a cell it draws itself. A rank may
+    block; after an error, what ran before. As the last value of a cell it draws itself. A rank can
     return it: pickling replaces devices by their names. On CUDA the profiler slows launches down.
 
     Attributes:

@@ -539,7 +539,9 @@ def test_split_batch_waits_for_copies_to_the_host_only(name, monkeypatch):
 def test_split_batch_errors():
     X, y = torch.rand(3, 2), torch.arange(3)
     for k in (4, 0):
-        with pytest.raises(ValueError, match=f"a batch of 3 cannot be split over {k} devices"):
+        with pytest.raises(
+            ValueError, match=f"a batch of 3 must be split over 1 to 3 devices: got {k}"
+        ):
             d2lpar.split_batch(X, y, ["cpu"] * k)
     with pytest.raises(ValueError, match="must have the same length: got 3 and 2"):
         d2lpar.split_batch(X, y[:2], ["cpu"])
