@@ -23,7 +23,7 @@ from types import ModuleType
 import torch
 
 from d2lpar import torchvision_import
-from d2lpar.data import drawing
+from d2lpar.data import synthetic_drawing
 
 PROBE_SECONDS = 4  # time limit of the search for a connection
 OFFLINE_SECONDS = 600  # how long processes remember a failed search
@@ -127,7 +127,7 @@ class Source:
     def synthetic(self):
         """Return the stand-in's four tensors, cached or newly drawn."""
         module, shape = self.stand_in, self.stand_in.SHAPE
-        sources = Path(module.__file__).read_bytes() + Path(drawing.__file__).read_bytes()
+        sources = Path(module.__file__).read_bytes() + Path(synthetic_drawing.__file__).read_bytes()
         path = cache() / f"{Path(module.__file__).stem}-{_md5(sources)[:12]}.bin"
         (num_train, num_test), content = self.sizes, b""
         n, pixels = num_train + num_test, torch.Size(shape).numel()
