@@ -113,6 +113,41 @@ def best_seconds(work, repeats=3):
     return min(timer.times[1:])
 
 
+def seconds_in_turn(ways, rounds=5):
+    """Time several functions in turn; return the median seconds of each, and print a table.
+
+    Each round calls every function once, so changes of the clock rate or of the load affect all
+    alike. A warm-up round comes first. The work that a call launches on the devices is included.
+    The table has median, minimum and maximum; with tqdm, a progress bar appears after 2 s.
+
+    Args:
+        ways: a dict from names to functions without arguments.
+        rounds: the number of rounds, without the warm-up.
+
+    Returns:
+        A dict from names to median seconds.
+
+    Raises:
+        ValueError: `rounds` is less than 1.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1: got {rounds}")
+    timers = {name: Timer() for name in ways}
+    for _ in progress(range(rounds + 1), "rounds", delay=2):
+        for name, way in ways.items():
+            _time(timers[name], way)
+    width = max(24, *(len(name) for name in ways))
+    modelled = f"  (modelled: {hardware_name()})" if hardware_name() else ""
+    print(f"{f'seconds, {rounds} rounds':<{width}}   median    least     most{modelled}")
+    medians = {}
+    for name, timer in timers.items():
+        times = timer.times[1:]
+        medians[name] = statistics.median(times)
+        numbers = (medians[name], min(times), max(times))
+        print(f"{name:<{width}}", *(f"{_short(number):>8}" for number in numbers))
+    return medians
+
+
 def _time(timer, work):
     """Record the seconds of `work()` in a `Timer`, including the work it launches on devices."""
     synchronize()
@@ -174,38 +209,3 @@ def _short(number, decimals=None):
         whole = float(number).is_integer()
         decimals = 0 if whole else max(0, 3 - math.floor(math.log10(size)))
     return f"{number:,.{decimals}f}"
-
-
-def seconds_in_turn(ways, rounds=5):
-    """Time several functions in turn; return the median seconds of each, and print a table.
-
-    Each round calls every function once, so changes of the clock rate or of the load affect all
-    alike. A warm-up round comes first. The work that a call launches on the devices is included.
-    The table has median, minimum and maximum; with tqdm, a progress bar appears after 2 s.
-
-    Args:
-        ways: a dict from names to functions without arguments.
-        rounds: the number of rounds, without the warm-up.
-
-    Returns:
-        A dict from names to median seconds.
-
-    Raises:
-        ValueError: `rounds` is less than 1.
-    """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1: got {rounds}")
-    timers = {name: Timer() for name in ways}
-    for _ in progress(range(rounds + 1), "rounds", delay=2):
-        for name, way in ways.items():
-            _time(timers[name], way)
-    width = max(24, *(len(name) for name in ways))
-    modelled = f"  (modelled: {hardware_name()})" if hardware_name() else ""
-    print(f"{f'seconds, {rounds} rounds':<{width}}   median    least     most{modelled}")
-    medians = {}
-    for name, timer in timers.items():
-        times = timer.times[1:]
-        medians[name] = statistics.median(times)
-        numbers = (medians[name], min(times), max(times))
-        print(f"{name:<{width}}", *(f"{_short(number):>8}" for number in numbers))
-    return medians

@@ -47,10 +47,10 @@ def find_chapters(folder, names=(), pages=False):
 
 
 class ChapterParser(argparse.ArgumentParser):
-    """The command line of a script for some chapters; its description begins the script's text."""
+    """The command line of a script for some chapters, given the script's docstring."""
 
-    def __init__(self, text):
-        super().__init__(description=text.splitlines()[0])
+    def __init__(self, docstring):
+        super().__init__(description=docstring.splitlines()[0])
         self.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; or all")
         self.add_argument("--folder", type=Path, default=FOLDER, help="where the notebooks are")
 
