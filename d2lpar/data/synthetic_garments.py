@@ -11,22 +11,14 @@ tensors that broadcast to (n, 28, 28), for n images at once.
 
 import torch
 
-from d2lpar.data.synthetic_drawing import (
-    Brush,
-    cover,
-    draw_classes,
-    knots,
-    largest,
-    paint,
-    pixels,
-    stroke,
-)
+from d2lpar.data import synthetic_drawing as drawing
+from d2lpar.data.synthetic_drawing import cover, knots, largest, paint, stroke
 
 SIDE = 28  # pixels
 SHAPE = (1, SIDE, SIDE)
 
 
-class GarmentBrush(Brush):
+class GarmentBrush(drawing.Brush):
     """Random numbers and warped pixel coordinates `x` and `y` for n images.
 
     One coordinate is constant along the other axis, which makes outlines along it cheap: `y` for
@@ -35,7 +27,7 @@ class GarmentBrush(Brush):
 
     def __init__(self, n, generator, lying=False):
         super().__init__(n, generator, SIDE)
-        x, y = pixels(SIDE)
+        x, y = drawing.pixels(SIDE)
         x = (x - self.normal(0, 0.5)) / self.normal(1.05, 0.05).clamp(0.85, 1.15)
         y = (y - self.normal(0, 0.4)) / self.normal(1.04, 0.04).clamp(0.88, 1.12)
         tilt, bend = self.normal(0, 0.03), self.normal(0, 0.3)
@@ -320,4 +312,4 @@ def _images(garment, n, generator):
 
 def draw(num_images, seed):
     """Draw a data set of synthetic garments."""
-    return draw_classes(GARMENTS, _images, SHAPE, num_images, seed)
+    return drawing.draw_classes(GARMENTS, _images, SHAPE, num_images, seed)

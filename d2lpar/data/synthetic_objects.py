@@ -9,27 +9,19 @@ Coordinates: an object is about 24 wide, x points in the direction that it faces
 
 import torch
 
-from d2lpar.data.synthetic_drawing import (
-    Brush,
-    cover,
-    draw_classes,
-    knots,
-    largest,
-    paint,
-    pixels,
-    stroke,
-)
+from d2lpar.data import synthetic_drawing as drawing
+from d2lpar.data.synthetic_drawing import cover, knots, largest, paint, stroke
 
 SIDE = 32  # pixels
 SHAPE = (3, SIDE, SIDE)
 
 
-class Canvas(Brush):
+class Canvas(drawing.Brush):
     """Images (n, 3, 32, 32) to paint on, and the coordinates `x` and `y` of an object in them."""
 
     def __init__(self, n, generator):
         super().__init__(n, generator, SIDE)
-        px, py = pixels(SIDE)
+        px, py = drawing.pixels(SIDE)
         self.scale = self.uniform(0.85, 1.2)
         angle = self.normal(0, 0.12)
         x, y = px - self.normal(0, 2.2), py - self.normal(0, 1.8)
@@ -73,7 +65,7 @@ class Canvas(Brush):
 
     def lit(self):
         """Return the images under random light, with camera noise."""
-        px, py = pixels(SIDE)
+        px, py = drawing.pixels(SIDE)
         cast = 0.8 + 0.4 * self.rand(self.n, 3, 1, 1)
         light = self.uniform(0.55, 1.2)[:, None] * cast
         light = light * (1 + self.normal(0, 0.25) * (self.slope(px, py) - 0.5))[:, None]
@@ -245,4 +237,4 @@ def _images(function, n, generator):
 
 def draw(num_images, seed):
     """Draw a data set of synthetic objects in colour."""
-    return draw_classes(OBJECTS, _images, SHAPE, num_images, seed)
+    return drawing.draw_classes(OBJECTS, _images, SHAPE, num_images, seed)

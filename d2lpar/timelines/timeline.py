@@ -237,7 +237,8 @@ class Timeline:
         Raises:
             ValueError: the interval is empty, or a kind is unknown.
         """
-        _check_kinds(kinds)
+        for kind in kinds:
+            _check_one_of(kind, KINDS, "kind")
         return plot_timeline(self, title, start, end, kinds)
 
     def export(self, path):
@@ -303,11 +304,6 @@ def shifted(span, origin):
     """Return a span with times relative to `origin`."""
     issued = None if span.issued is None else span.issued - origin
     return replace(span, start=span.start - origin, end=span.end - origin, issued=issued)
-
-
-def _check_kinds(kinds):
-    for kind in kinds:
-        _check_one_of(kind, KINDS, "kind")
 
 
 def _check_one_of(value, known, what):
