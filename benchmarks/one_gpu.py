@@ -30,8 +30,8 @@ from report import nine_of_ten
 from torch import nn
 
 import d2lpar
-from d2lpar._d2l import import_torchvision
 from d2lpar.models import resnet18
+from d2lpar.torchvision_import import import_torchvision
 from vgpu import clock
 from vgpu.modelled.hardware import as_machine
 from vgpu.modelled.host import as_host

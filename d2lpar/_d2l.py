@@ -1,12 +1,11 @@
-"""Load d2l.torch, for names that d2lpar does not define, and torchvision, which d2l needs."""
+"""Load d2l.torch, for names that d2lpar does not define."""
 
 import difflib
 import importlib
 import importlib.util
 import sys
-import threading
 
-_lock = threading.Lock()
+from d2lpar.torchvision_import import import_torchvision
 
 
 def lookup(name):
@@ -50,32 +49,6 @@ def load():
             raise ModuleNotFoundError("No module named 'd2l'", name="d2l")
         import_torchvision()
     return importlib.import_module("d2l.torch")
-
-
-def import_torchvision():
-    """Import and return torchvision, even with a CPU build of torch.
-
-    The compiled operators of PyPI's torchvision, a CUDA build, do not load with a CPU build of
-    torch: the import fails with "operator torchvision::nms does not exist". Once the schemas of two
-    operators are defined, all but these operators works: data sets, transforms, models.
-    """
-    with _lock:  # concurrent retries would delete each other's modules
-        try:
-            return importlib.import_module("torchvision")
-        except RuntimeError as error:
-            if "torchvision::nms does not exist" not in str(error):
-                raise
-        import torch
-
-        for operator in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, operator):
-                torch.library.define(
-                    f"torchvision::{operator}",
-                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-                )
-        for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
-            del sys.modules[module]
-        return importlib.import_module("torchvision")
 
 
 def install_command():

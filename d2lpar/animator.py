@@ -6,7 +6,7 @@ import time
 
 from d2lpar.plotting.figures import in_notebook, new_figure, style
 
-SHARE = 0.03  # largest fraction of the training time to spend on drawing
+SHARE = 0.03  # maximum fraction of the training time to spend on drawing
 
 
 class Animator:
@@ -51,13 +51,16 @@ class Animator:
         settings = {"xlabel": xlabel, "ylabel": ylabel, "xscale": xscale, "yscale": yscale}
         settings |= {"xlim": xlim, "ylim": ylim}
         self._settings = {name: value for name, value in settings.items() if value is not None}
-        self._shown, self._next, self._waiting, self._newest = None, 0.0, False, math.inf
+        self._newest = math.inf  # the x of the newest point
+        self._display = None  # the handle by which the displayed figure is updated
+        self._next_draw = 0.0  # no drawing before this time, in seconds of time.monotonic
+        self._draws_at_end = False  # whether the end of the cell draws once more
         if in_notebook():
             self.draw()  # imports matplotlib, which takes a second, before the training starts
 
     @functools.cached_property
     def _figure(self):
-        return new_figure(*self._shape)  # created on first use: a rank needs none
+        return new_figure(*self._shape)  # on first use: a rank without a notebook needs none
 
     @property
     def fig(self):
@@ -81,7 +84,10 @@ class Animator:
         num_curves = len(self.fmts) if self.X is None else len(self.X)
         if len(x) != len(y) or len(y) > num_curves:
             what = "fmts" if self.X is None else "curves"
-            raise ValueError(f"{len(x)} x and {len(y)} y for {num_curves} {what}")
+            raise ValueError(
+                f"x and y must have equal lengths, {num_curves} at most, the number of {what}: "
+                f"got {len(x)} and {len(y)}"
+            )
         if self.X is None:
             self.X, self.Y = [[] for _ in y], [[] for _ in y]
         newest = []
@@ -132,30 +138,30 @@ class Animator:
             axes.add_patch(Rectangle((0, 1.02), share, 0.02, **place))
 
     def _show(self):
-        """Draw, unless it is too early; the end of the cell draws the rest without the bar."""
+        """Draw, unless it is too early; the end of the cell draws once more, without the bar."""
         from IPython import get_ipython
 
         start = time.monotonic()
-        early = start < self._next
+        early = start < self._next_draw
         if not early:
             self._update(self.draw())
             end = time.monotonic()
-            self._next = end + (end - start) * (1 / SHARE - 1)
-        if not self._waiting and (early or self._underway()):
+            self._next_draw = end + (end - start) * (1 / SHARE - 1)
+        if not self._draws_at_end and (early or self._underway()):
             get_ipython().events.register("post_run_cell", self._end_of_cell)
-            self._waiting = True
+            self._draws_at_end = True
 
     def _update(self, figure):
         from IPython.display import display
 
-        if self._shown is None:
-            self._shown = display(figure, display_id=True)
+        if self._display is None:
+            self._display = display(figure, display_id=True)
         else:
-            self._shown.update(figure)
+            self._display.update(figure)
 
     def _end_of_cell(self, result):
         from IPython import get_ipython
 
         get_ipython().events.unregister("post_run_cell", self._end_of_cell)
-        self._next, self._waiting = 0.0, False
+        self._next_draw, self._draws_at_end = 0.0, False
         self._update(self.draw(bar=False))

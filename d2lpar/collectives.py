@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 
 from d2lpar.side_streams import Message, receive, send, wait_until_sent
-from d2lpar.training import check_none_missing
 
 
 class Transfer(NamedTuple):
@@ -153,6 +152,16 @@ def _check(data):
         for j in range(i):
             if tensor is data[j]:
                 raise ValueError(f"tensors must be distinct: {j} and {i} are the same tensor")
+
+
+def check_none_missing(what, data):
+    """Raise ValueError if an entry of the list `data`, a gradient for example, is None."""
+    for i, tensor in enumerate(data):
+        if tensor is None:
+            raise ValueError(
+                f"{what} {i} of {len(data)} is None, a missing gradient: "
+                "call backward() on a loss that uses the parameter"
+            )
 
 
 def _exchange(chunks, transfers):

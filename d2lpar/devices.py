@@ -10,20 +10,16 @@ from vgpu import (
     virtual_gpus,
 )
 
-
-def _has_used_virtual():
-    # Real GPUs compute no gradients then: https://github.com/pytorch/pytorch/issues/161129.
-    return bool(devices_in_use(ever=True))
+# https://github.com/pytorch/pytorch/issues/161129
+NO_GRADIENTS = "torch computes no gradients on real GPUs in a process that has used virtual ones"
 
 
-def _gpus():
-    count = torch.cuda.device_count()
-    return devices_in_use() or [torch.device("cuda", i) for i in range(count)]
+def try_all_gpus():
+    """Return a list of all GPUs, or [cpu] if there are none.
 
-
-def num_gpus():
-    """Return the number of GPUs: virtual ones if any are in use, otherwise real ones."""
-    return len(_gpus())
+    These are the virtual GPUs if any are in use, otherwise the real ones.
+    """
+    return _all_gpus() or [torch.device("cpu")]
 
 
 def try_gpu(i=0):
@@ -34,13 +30,18 @@ def try_gpu(i=0):
     """
     if isinstance(i, bool) or not isinstance(i, int) or i < 0:
         raise ValueError(f"the index of a GPU must be a non-negative integer: got {i!r}")
-    gpus = _gpus()
+    gpus = _all_gpus()
     return gpus[i] if i < len(gpus) else torch.device("cpu")
 
 
-def try_all_gpus():
-    """Return a list of all GPUs, or [cpu] if there are none."""
-    return _gpus() or [torch.device("cpu")]
+def num_gpus():
+    """Return the number of GPUs: virtual ones if any are in use, otherwise real ones."""
+    return len(_all_gpus())
+
+
+def _all_gpus():
+    real = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return devices_in_use() or real
 
 
 def ensure_gpus(n, **options):
@@ -63,42 +64,49 @@ def ensure_gpus(n, **options):
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of GPUs must be a positive integer: got {n!r}")
+
+    # 1. Under `vgpu run` "cuda" means virtual GPUs.
     devices = devices_in_use()
     if len(devices) >= n and devices[0].type == "cuda":
         print(f"{_count(n, 'virtual GPU')} in the place of CUDA's (vgpu run)")
         return devices[:n]
-    choice, kind, number = requested_gpus()
+
+    # 2. Modelled GPUs, if VGPU_DEVICES names a GPU or a machine.
+    text, kind, number = requested_gpus()
     if kind not in ("", "cuda", "vgpu"):
         try:
             devices = virtual_gpus(number or n, model=kind)
         except ValueError as error:
-            raise ValueError(f"VGPU_DEVICES={choice}: {error}") from None
-        print(f"modelled: {hardware_name()} (VGPU_DEVICES={choice})")
+            raise ValueError(f"VGPU_DEVICES={text}: {error}") from None
+        print(f"modelled: {hardware_name()} (VGPU_DEVICES={text})")
         return devices
-    real = torch.cuda.device_count()
-    if kind == "cuda" and real < n:
-        raise RuntimeError(f"VGPU_DEVICES={choice} requires {n} real GPUs: found {real}")
-    one_kind = "torch computes no gradients on real GPUs in a process that has used virtual ones"
-    if kind == "cuda" and _has_used_virtual():
-        raise RuntimeError(f"VGPU_DEVICES={choice}: {one_kind}; restart it")
-    if kind == "cuda" or (not kind and real >= n and not _has_used_virtual()):
+
+    # 3. Real GPUs, unless VGPU_DEVICES or virtual GPUs rule them out.
+    num_real = torch.cuda.device_count()
+    has_used_virtual = bool(devices_in_use(ever=True))
+    if kind == "cuda" and num_real < n:
+        raise RuntimeError(f"VGPU_DEVICES={text} requires {n} real GPUs: found {num_real}")
+    if kind == "cuda" and has_used_virtual:
+        raise RuntimeError(f"VGPU_DEVICES={text}: {NO_GRADIENTS}; restart it")
+    if kind != "vgpu" and num_real >= n and not has_used_virtual:
         names = {torch.cuda.get_device_name(i) for i in range(n)}
         print(f"{_count(n, 'real GPU')}: {', '.join(sorted(names))}")
         return [torch.device("cuda", i) for i in range(n)]
-    n = number or n
-    devices = virtual_gpus(n, **options)
-    why = f"this machine has {_count(real, 'real GPU') if real else 'no real GPU'}"
+
+    # 4. Virtual GPUs.
     if kind:
-        why = f"VGPU_DEVICES={choice}"
-    elif real >= n:
-        why = one_kind
+        reason = f"VGPU_DEVICES={text}"
+    elif num_real >= n:
+        reason = NO_GRADIENTS
+    else:
+        reason = f"this machine has {_count(num_real, 'real GPU') if num_real else 'no real GPU'}"
+    devices = virtual_gpus(number or n, **options)
     threads = sum(torch.vgpu.get_device_properties(d).multi_processor_count for d in devices)
-    print(
-        f"{_count(n, 'virtual GPU')} on {_count(threads, 'thread')} of "
-        f"{_count(cores_of_this_process(), 'CPU core')} ({why})"
-    )
+    cores = f"{_count(threads, 'thread')} of {_count(cores_of_this_process(), 'CPU core')}"
+    print(f"{_count(len(devices), 'virtual GPU')} on {cores} ({reason})")
     return devices
 
 
 def _count(number, noun):
+    """Return a number with a noun: "1 core", "2 cores"."""
     return f"{number} {noun}{'s' if number != 1 else ''}"

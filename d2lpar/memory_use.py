@@ -41,15 +41,16 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     """
 
     def __init__(self, net):
-        self._ours = {p.data_ptr() for p in net.parameters()}
-        self._saved = {}
+        self._parameters = {p.data_ptr() for p in net.parameters()}
+        self._saved = {}  # from addresses to bytes
         super().__init__(self._keep, lambda tensor: tensor)
 
     def _keep(self, tensor):
-        if tensor.data_ptr() not in self._ours:
-            place, num_bytes = tensor.data_ptr(), tensor.nbytes
-            self._saved[place] = max(num_bytes, self._saved.get(place, 0))  # of views, the largest
-        return tensor.detach()  # an output, its grad_fn and what that saved would be a cycle
+        address = tensor.data_ptr()
+        if address not in self._parameters:
+            largest = max(tensor.nbytes, self._saved.get(address, 0))  # of views of one tensor
+            self._saved[address] = largest
+        return tensor.detach()  # otherwise a saved output and its grad_fn would refer to each other
 
     @property
     def total(self):

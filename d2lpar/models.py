@@ -21,7 +21,9 @@ def lenet(num_classes=10, in_channels=1):
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions and a shortcut (He et al. 2016, https://arxiv.org/abs/1512.03385).
+    """A residual block: two 3x3 convolutions, to whose output a shortcut adds the input.
+
+    Source: He et al. 2016, https://arxiv.org/abs/1512.03385.
 
     Args:
         num_channels: channels of the output.
@@ -75,7 +77,7 @@ def resnet18(num_classes, in_channels=1, width=64, stem_stride=1):
     num_inputs = width
     for stage in (1, 2, 3, 4):
         num_channels = width * 2 ** (stage - 1)
-        strides = 1 if stage == 1 else 2
+        strides = 1 if stage == 1 else 2  # each later stage halves height and width
         first = Residual(num_channels, stage > 1, strides, in_channels=num_inputs)
         net.add_module(f"resnet_block{stage}", nn.Sequential(first, Residual(num_channels)))
         num_inputs = num_channels

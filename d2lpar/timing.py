@@ -18,7 +18,11 @@ WIDTH = 72  # characters per line: what a notebook shows in a window of 1024 pix
 
 
 class Timer:
-    """A stopwatch that starts on creation and records every measured time."""
+    """A stopwatch that starts on creation and records every measured time.
+
+    Attributes:
+        times: the measured times, a list of seconds.
+    """
 
     def __init__(self):
         self.times = []
@@ -26,7 +30,7 @@ class Timer:
 
     def start(self):
         """Start or restart the stopwatch."""
-        self._look = None if hardware_name() else look()
+        self._others = None if hardware_name() else look()  # CPU time of other programs so far
         self._clock, self._started = clock_in_force(), clock()
 
     def stop(self):
@@ -40,7 +44,7 @@ class Timer:
                 "virtual_gpus has changed the clock since this timer started: restart the timer"
             )
         self.times.append(clock() - self._started)
-        while_timed.add(self._look)
+        while_timed.add(self._others)  # for the warning that `compare` prints
         return self.times[-1]
 
     def avg(self):
@@ -109,69 +113,6 @@ def best_seconds(work, repeats=3):
     return min(timer.times[1:])
 
 
-def _time(timer, work):
-    """Record the seconds of `work()` in a timer, including the work it launches on the devices."""
-    synchronize()
-    timer.start()
-    work()
-    synchronize()
-    timer.stop()
-
-
-def product_flops(device, size=1000):
-    """Return the FLOP/s of a device in matrix products.
-
-    That is 2 size**3 divided by the seconds of a product of two square matrices, the best of 8.
-    """
-    A = torch.randn(size, size, device=device)
-    return 2 * size**3 / best_seconds(lambda: A @ A, repeats=8)
-
-
-def compare(what, predicted, measured, unit="s"):
-    """Print a predicted and a measured number, and their ratio, measured / predicted.
-
-    A name too long for a line of 72 characters gets its own line. On modelled GPUs the line says
-    "modelled" instead of "measured" and names the hardware. Otherwise another line warns if other
-    programs took enough CPU time to change a ratio by 15 % during a `Timer`, `Benchmark` or
-    `Timeline` that ended since the last call.
-
-    Args:
-        what: the text before the numbers.
-        predicted, measured: numbers.
-        unit: the unit, printed after each number.
-    """
-    hardware = hardware_name()
-    kind = "modelled" if hardware else "measured"
-    if hardware:
-        what = f"{what} ({hardware})"
-    ratio = _short(measured / predicted, 2) if predicted else "-"
-    numbers = f"predicted {_short(predicted):>6} {kind} {_short(measured):>6} {unit:<2}"
-    numbers += f" ratio {ratio}"
-    for text in (numbers, " ".join(numbers.split())):
-        if len(f"{what} {text}") <= WIDTH:
-            lines = [f"{what} {text:>{WIDTH - 1 - len(what)}}"]
-            break
-    else:
-        lines = textwrap.wrap(what, WIDTH)
-        lines += [f"{line:>{WIDTH}}" for line in textwrap.wrap(numbers, WIDTH)]
-    print("\n".join(lines))
-    if not hardware:
-        for sentence in while_timed.sentences():
-            print(f"{sentence} while this ran")
-    while_timed.clear()
-
-
-def _short(number, decimals=None):
-    """Format a number with four significant digits or `decimals`; integers in full."""
-    size = abs(number)
-    if size and not 1e-6 <= size < 1e9:
-        return f"{number:.3e}"
-    if decimals is None:
-        whole = float(number).is_integer()
-        decimals = 0 if whole else max(0, 3 - math.floor(math.log10(size)))
-    return f"{number:,.{decimals}f}"
-
-
 def seconds_in_turn(ways, rounds=5):
     """Time several functions in turn; return the median seconds of each, and print a table.
 
@@ -205,3 +146,66 @@ def seconds_in_turn(ways, rounds=5):
         numbers = (medians[name], min(times), max(times))
         print(f"{name:<{width}}", *(f"{_short(number):>8}" for number in numbers))
     return medians
+
+
+def _time(timer, work):
+    """Record the seconds of `work()` in a `Timer`, including the work it launches on devices."""
+    synchronize()
+    timer.start()
+    work()
+    synchronize()
+    timer.stop()
+
+
+def product_flops(device, size=1000):
+    """Return the FLOP/s of a device in matrix products.
+
+    That is 2 size**3 divided by the seconds of a product of two square matrices, the best of 8.
+    """
+    A = torch.randn(size, size, device=device)
+    return 2 * size**3 / best_seconds(lambda: A @ A, repeats=8)
+
+
+def compare(what, predicted, measured, unit="s"):
+    """Print a predicted and a measured number, and their ratio, measured / predicted.
+
+    A name too long for a line of 72 characters gets its own line. On modelled GPUs the line says
+    "modelled" instead of "measured", and names the hardware. On others a second line warns if other
+    programs took so much CPU time that a ratio may change by 15 %, in any `Timer`, `Benchmark` or
+    `Timeline` since the last call.
+
+    Args:
+        what: the text before the numbers.
+        predicted, measured: numbers.
+        unit: the unit, printed after each number.
+    """
+    hardware = hardware_name()
+    kind = "modelled" if hardware else "measured"
+    if hardware:
+        what = f"{what} ({hardware})"
+    ratio = _short(measured / predicted, 2) if predicted else "-"
+    numbers = f"predicted {_short(predicted):>6} {kind} {_short(measured):>6} {unit:<2}"
+    numbers += f" ratio {ratio}"
+    for text in (numbers, " ".join(numbers.split())):  # in columns, or without their blanks
+        if len(f"{what} {text}") <= WIDTH:
+            lines = [f"{what} {text:>{WIDTH - 1 - len(what)}}"]
+            break
+    else:
+        lines = textwrap.wrap(what, WIDTH)
+        lines += [f"{line:>{WIDTH}}" for line in textwrap.wrap(numbers, WIDTH)]
+    print("\n".join(lines))
+    if not hardware:
+        for sentence in while_timed.sentences():
+            print(f"{sentence} while this ran")
+    while_timed.clear()
+
+
+def _short(number, decimals=None):
+    """Format a number with four significant digits or `decimals`; integers in full."""
+    size = abs(number)
+    if size and not 1e-6 <= size < 1e9:
+        return f"{number:.3e}"
+    if decimals is None:
+        whole = float(number).is_integer()
+        decimals = 0 if whole else max(0, 3 - math.floor(math.log10(size)))
+    return f"{number:,.{decimals}f}"

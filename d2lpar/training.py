@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from d2lpar.animator import Animator
+from d2lpar.collectives import check_none_missing
 from d2lpar.devices import try_all_gpus
 from d2lpar.timing import Timer
 
@@ -147,13 +148,3 @@ def train_ch13(net, train_iter, test_iter, loss, trainer, num_epochs, devices=No
         f"test acc {test_acc:.3f}"
     )
     print(f"{metric[2] * num_epochs / timer.sum():.1f} examples/sec on {[*devices]}")
-
-
-def check_none_missing(what, data):
-    """Raise ValueError if an entry of the list `data`, a gradient for example, is None."""
-    for i, tensor in enumerate(data):
-        if tensor is None:
-            raise ValueError(
-                f"{what} {i} of {len(data)} is None, a missing gradient: "
-                "call backward() on a loss that uses the parameter"
-            )

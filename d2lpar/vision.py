@@ -1,7 +1,7 @@
 """Import this module before torchvision: it makes torchvision work with a CPU build of torch."""
 
-from d2lpar._d2l import import_torchvision
 from d2lpar.data.batches import ImageDataset
+from d2lpar.torchvision_import import import_torchvision
 
 __all__ = ["ImageDataset"]
 

@@ -39,11 +39,7 @@ def repository(root=ROOT):
 
 
 def set_repository(value, root=ROOT):
-    """Set the address of the repository in README.md and CITATION.cff, or remove it if it is "".
-
-    Raises:
-        ValueError: the value has another form.
-    """
+    """Set the address of the repository in README.md and CITATION.cff, or remove it if it is ""."""
     if value and not _VALID.fullmatch(value):
         raise ValueError(
             f"the repository must have the form owner/name, as on GitHub: got {value!r}; "

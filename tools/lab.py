@@ -37,6 +37,8 @@ SETTINGS = Path(__file__).with_name("lab_settings")
 START = "start.md"
 TEMPLATE = Path(__file__).with_name("start.md.j2")
 RECORD = ".handed_out.json"
+CURE = """Nothing in it is lost. Make room there, or name another folder:
+python tools/lab.py --work FOLDER"""
 NOT_NEEDED = [  # of nbgrader
     f"--ServerApp.jpserver_extensions=nbgrader.server_extensions.{name}=False"
     for name in ("assignment_list", "course_list", "formgrader", "validate_assignment")
@@ -52,15 +54,8 @@ _POINTS = re.compile(r"^(\d+) of \d+ points", re.MULTILINE)
 def update(folder, files):
     """Update a working copy to the current edition, except for files that its reader has changed.
 
-    Args:
-        folder: the copy; it is created if missing.
-        files: a dict from paths in the copy to bytes, as returned by `hand_out`.
-
-    Returns:
-        The paths of written files, and a dict from changed files to their new editions.
-
-    Raises:
-        OSError: the folder is not writable.
+    `files`: a dict from paths in the copy to bytes, as returned by `hand_out`. Returns the paths of
+    written files, and a dict from changed files to their new editions.
     """
     folder.mkdir(parents=True, exist_ok=True)
     record, written, beside = _renumber(folder, read_record(folder), files), [], {}
@@ -92,8 +87,7 @@ def update(folder, files):
 def read_record(folder):
     """Return the record of a working copy: by path, hashes of the last edition and of all contents.
 
-    If the record is missing or damaged, every file that differs from the current edition counts as
-    changed by the reader.
+    Without a record, every file that differs from the current edition counts as changed.
     """
     try:
         entries = json.loads((folder / RECORD).read_text("utf-8"))
@@ -230,10 +224,9 @@ def start_page(folder, root=ROOT):
 
 def _title(path):
     """Return the title of a notebook, or its name if there is none."""
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, IndexError, TypeError):
         return _TITLE.search(read_chapter(path).cells[0].source)[1]
-    except (OSError, ValueError, KeyError, AttributeError, IndexError, TypeError):
-        return path.stem
+    return path.stem
 
 
 def _next(chapters):
@@ -291,17 +284,10 @@ def main(arguments=None):
         print(error, file=sys.stderr)
         return 1
     except OSError as error:
-        print(
-            f"The working copy could not be written: {error}.\n"
-            "Nothing in it is lost. Make room there, or name another folder: "
-            "python tools/lab.py --work FOLDER",
-            file=sys.stderr,
-        )
+        print(f"The working copy could not be written: {error}.\n{CURE}", file=sys.stderr)
         return 1
-    print(
-        f"Working copy: {folder}, {len(written) or 'no'} new files. What you changed is as it was.",
-        flush=True,
-    )
+    new = f"{len(written) or 'no'} new files"
+    print(f"Working copy: {folder}, {new}. What you changed is as it was.", flush=True)
     for name, new in beside.items():
         print(f"  {name} is as you left it; its new edition is {new}")
     if not options.copy_only:

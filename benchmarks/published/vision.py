@@ -15,8 +15,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import d2lpar
-from d2lpar._d2l import import_torchvision
 from d2lpar.side_streams import receive, send
+from d2lpar.torchvision_import import import_torchvision
 from vgpu import clock, equal_ranks
 
 from . import modelled, read, seconds_of

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from d2lpar.data.batches import check_batch
-from d2lpar.timelines.timeline import Mark, Timeline, moved
+from d2lpar.timelines.timeline import Mark, Timeline, shifted
 
 
 def device_of_rank():
@@ -44,7 +44,7 @@ def merged_timeline(timelines):
     origin = min(timeline.origin for timeline in timelines)
     for rank, timeline in enumerate(timelines):
         delay = origin - timeline.origin
-        ran = [moved(s, delay) for s in timeline.spans if s.kind in ("kernel", "collective")]
+        ran = [shifted(s, delay) for s in timeline.spans if s.kind in ("kernel", "collective")]
         collectives.append([span for span in ran if span.engine == "collectives"])
         spans += ran
         for name, start, end in timeline.marks:

@@ -87,7 +87,9 @@ def split_batch(X, y, devices):
     """
     check_batch(X, y)
     if len(X) < len(devices) or not devices:
-        raise ValueError(f"a batch of {len(X)} cannot be split over {len(devices)} devices")
+        raise ValueError(
+            f"a batch of {len(X)} must be split over 1 to {len(X)} devices: got {len(devices)}"
+        )
     return _scatter(X, devices), _scatter(y, devices)
 
 

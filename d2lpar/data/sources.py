@@ -22,8 +22,8 @@ from types import ModuleType
 
 import torch
 
-from d2lpar import _d2l
-from d2lpar.data import drawing
+from d2lpar import torchvision_import
+from d2lpar.data import synthetic_drawing
 
 PROBE_SECONDS = 4  # time limit of the search for a connection
 OFFLINE_SECONDS = 600  # how long processes remember a failed search
@@ -62,13 +62,13 @@ class Source:
         if choice:
             tensors = self.read(Path(choice).expanduser())
             if tensors is None:
-                raise FileNotFoundError(f"D2LPAR_DATA names {choice}, where {self.name} is not")
+                raise FileNotFoundError(f"{self.name} not found in D2LPAR_DATA={choice}")
             return self.name, tensors
         for root in (Path("../data"), Path("data"), cache()):
             try:
                 tensors = self.read(root)
             except ValueError as error:
-                print(f"{self.name} is not read: {error}")
+                print(f"{self.name} in {root} is ignored: {error}")
                 continue
             if tensors is not None:
                 return self.name, tensors
@@ -114,7 +114,7 @@ class Source:
                 tensors = self.read(root)
                 if tensors is not None:
                     return tensors
-            torchvision = _d2l.import_torchvision()
+            torchvision = torchvision_import.import_torchvision()
             with tempfile.TemporaryDirectory(dir=root) as folder, socket_timeout(STALL_SECONDS):
                 getattr(torchvision.datasets, self.dataset)(folder, download=True)
                 tensors = self.read(Path(folder))
@@ -127,7 +127,7 @@ class Source:
     def synthetic(self):
         """Return the stand-in's four tensors, cached or newly drawn."""
         module, shape = self.stand_in, self.stand_in.SHAPE
-        sources = Path(module.__file__).read_bytes() + Path(drawing.__file__).read_bytes()
+        sources = Path(module.__file__).read_bytes() + Path(synthetic_drawing.__file__).read_bytes()
         path = cache() / f"{Path(module.__file__).stem}-{_md5(sources)[:12]}.bin"
         (num_train, num_test), content = self.sizes, b""
         n, pixels = num_train + num_test, torch.Size(shape).numel()
@@ -167,7 +167,7 @@ def _read(path, md5):
         raise ValueError(f"{path.name} is damaged ({error})") from error
     found = _md5(content)
     if found != md5:
-        raise ValueError(f"{path.name} is wrong or cut short (MD5 {found}, not {md5})")
+        raise ValueError(f"{path.name} is wrong or cut short: its MD5 must be {md5}, got {found}")
     return content
 
 

@@ -11,8 +11,8 @@ tensors that broadcast to (n, 28, 28), for n images at once.
 
 import torch
 
-from d2lpar.data import drawing
-from d2lpar.data.drawing import cover, knots, largest, paint, stroke
+from d2lpar.data import synthetic_drawing as drawing
+from d2lpar.data.synthetic_drawing import cover, knots, largest, paint, stroke
 
 SIDE = 28  # pixels
 SHAPE = (1, SIDE, SIDE)
@@ -311,5 +311,5 @@ def _images(garment, n, generator):
 
 
 def draw(num_images, seed):
-    """Draw a data set of synthetic garments with `drawing.draw_classes`."""
+    """Draw a data set of synthetic garments."""
     return drawing.draw_classes(GARMENTS, _images, SHAPE, num_images, seed)

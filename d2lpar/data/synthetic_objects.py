@@ -9,8 +9,8 @@ Coordinates: an object is about 24 wide, x points in the direction that it faces
 
 import torch
 
-from d2lpar.data import drawing
-from d2lpar.data.drawing import cover, knots, largest, paint, stroke
+from d2lpar.data import synthetic_drawing as drawing
+from d2lpar.data.synthetic_drawing import cover, knots, largest, paint, stroke
 
 SIDE = 32  # pixels
 SHAPE = (3, SIDE, SIDE)
@@ -236,5 +236,5 @@ def _images(function, n, generator):
 
 
 def draw(num_images, seed):
-    """Draw a data set of synthetic objects in colour with `drawing.draw_classes`."""
+    """Draw a data set of synthetic objects in colour."""
     return drawing.draw_classes(OBJECTS, _images, SHAPE, num_images, seed)

@@ -4,7 +4,7 @@ import sys
 
 
 def progress(items, description, delay=0):
-    """Loop over the items of a list with a progress bar, if tqdm is installed: a generator.
+    """Loop over a list with a progress bar: yield its items; without tqdm there is no bar.
 
     The last state of the bar has no times, so two runs of a notebook store the same text.
 

@@ -38,7 +38,7 @@ def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
     """
     end = timeline.seconds if end is None else end
     if not end > start:
-        raise ValueError(f"nothing to draw from {start} s to {end} s")
+        raise ValueError(f"end must be later than start: got {end} s and {start} s")
     unit, scale = ("s", 1.0) if end - start >= 5 else ("ms", 1e3)
     phases = lanes(mark for mark in timeline.marks if mark.end > start and mark.start < end)
     num_lanes = max((lane + 1 for lane, _ in phases), default=0)

@@ -8,14 +8,14 @@ _EDGE = "#606060"
 
 
 def plot_schedule(rows, title=None, unit=None):
-    """Draw who did what when: a row for each name, a bar for each mark.
+    """Draw a schedule: a row for each name, a bar for each mark.
 
-    The first word of a mark's name chooses the colour; the rest, a number say, is written into the
-    bar where there is room, and so are names of one word.
+    Marks with the same first word have the same colour. The rest of a mark's name, such as a
+    number, or a name of one word is written into the bar if it fits.
 
     Args:
         rows: a dict from the label of a row to its marks, with `name`, `start` and `end` in
-            seconds. The time axis begins with the first of all.
+            seconds. The time axis starts at the earliest mark.
         title: the text above the chart.
         unit: what the marks count in place of seconds, "forward passes" for example.
 
@@ -23,13 +23,13 @@ def plot_schedule(rows, title=None, unit=None):
         A figure.
 
     Raises:
-        ValueError: there is nothing to draw.
+        ValueError: there is no mark.
     """
     from matplotlib.patches import Patch
 
     marks = [mark for row in rows.values() for mark in row]
     if not marks:
-        raise ValueError(f"no marks to draw in {len(rows)} rows")
+        raise ValueError(f"rows must have at least one mark: got {rows}")
     start, end = min(mark.start for mark in marks), max(mark.end for mark in marks)
     scale = 1.0 if unit or end - start >= 5 else 1e3
     unit = unit or ("s" if scale == 1 else "ms")

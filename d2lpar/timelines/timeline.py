@@ -36,7 +36,7 @@ class Timeline:
         timeline.busy("vgpu:0")
 
     Both ends of the block synchronize all devices, so a timeline contains exactly the work of the
-    block; after an error, what ran before. As the last value of a cell it draws itself. A rank may
+    block; after an error, what ran before. As the last value of a cell it draws itself. A rank can
     return it: pickling replaces devices by their names. On CUDA the profiler slows launches down.
 
     Attributes:
@@ -61,7 +61,7 @@ class Timeline:
         self.hardware = hardware_name()
         self._clock = clock_in_force()
         self._state = "recording"
-        self._look = None if self.hardware else look()
+        self._others = None if self.hardware else look()  # CPU time of other programs so far
         self.origin = clock()
         return self
 
@@ -73,11 +73,11 @@ class Timeline:
                 raise
         finally:
             self._end = clock()
-            while_timed.add(self._look)
+            while_timed.add(self._others)
             self._state = "done"
             for stop, spans in self._recorders:
                 stop(spans)
-                self._spans += [moved(span, self.origin) for span in spans]
+                self._spans += [shifted(span, self.origin) for span in spans]
             self._spans.sort(key=lambda span: (span.start, span.end))
             if kind is None and clock_in_force() is not self._clock:
                 raise RuntimeError("virtual_gpus has changed the clock within this timeline")
@@ -96,7 +96,7 @@ class Timeline:
 
     @classmethod
     def from_spans(cls, spans, marks=(), devices=(), start=0.0, end=0.0, hardware=""):
-        """Return a timeline of spans and phases that are known already.
+        """Return a timeline of given spans and phases.
 
         Args:
             spans, marks, devices, hardware: its attributes; times count from `start`.
@@ -237,7 +237,8 @@ class Timeline:
         Raises:
             ValueError: the interval is empty, or a kind is unknown.
         """
-        _check_kinds(kinds)
+        for kind in kinds:
+            _check_one_of(kind, KINDS, "kind")
         return plot_timeline(self, title, start, end, kinds)
 
     def export(self, path):
@@ -290,7 +291,7 @@ def start_recorders():
     return recorders
 
 
-_OF_A_PROCESS = ("_recorders", "_clock", "_look")
+_OF_A_PROCESS = ("_recorders", "_clock", "_others")  # attributes that are not pickled
 
 
 def _named(span):
@@ -299,15 +300,10 @@ def _named(span):
     return {field: device and str(device) for field, device in devices.items()}
 
 
-def moved(span, origin):
+def shifted(span, origin):
     """Return a span with times relative to `origin`."""
     issued = None if span.issued is None else span.issued - origin
     return replace(span, start=span.start - origin, end=span.end - origin, issued=issued)
-
-
-def _check_kinds(kinds):
-    for kind in kinds:
-        _check_one_of(kind, KINDS, "kind")
 
 
 def _check_one_of(value, known, what):

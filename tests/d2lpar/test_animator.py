@@ -33,11 +33,11 @@ def test_points_are_kept_as_d2l_keeps_them(points, X, Y):
 def test_more_numbers_than_curves_are_refused_and_no_point_is_lost():
     curves = Animator()
     curves.add(1, (2, 3))
-    with pytest.raises(ValueError, match="3 x and 3 y for 2 curves"):
+    with pytest.raises(ValueError, match="2 at most, the number of curves: got 3 and 3"):
         curves.add(2, (1, 2, 3))
-    with pytest.raises(ValueError, match="1 x and 2 y for 2 curves"):
+    with pytest.raises(ValueError, match="the number of curves: got 1 and 2"):
         curves.add([2], (1, 2))
-    with pytest.raises(ValueError, match="5 x and 5 y for 4 fmts"):
+    with pytest.raises(ValueError, match="4 at most, the number of fmts: got 5 and 5"):
         Animator().add(0, range(5))
     assert curves.X == [[1], [1]]
 

@@ -94,7 +94,7 @@ def test_torchvision_without_operators_is_imported(tmp_path):
     (tmp_path / "torchvision" / "__init__.py").write_text(FAKE_TORCHVISION)
     (tmp_path / "torchvision" / "extension.py").write_text("print('extension')")
     code = """
-    from d2lpar._d2l import import_torchvision
+    from d2lpar.torchvision_import import import_torchvision
     torchvision = import_torchvision()
     assert torchvision is sys.modules["torchvision"] is import_torchvision()
     """
@@ -105,7 +105,7 @@ def test_torchvision_without_operators_is_imported(tmp_path):
 def test_another_error_of_torchvision_passes(tmp_path):
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('something else')")
     code = """
-    from d2lpar._d2l import import_torchvision
+    from d2lpar.torchvision_import import import_torchvision
     import torch
     try:
         import_torchvision()

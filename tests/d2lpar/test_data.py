@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import d2lpar
-from d2lpar import _d2l
+from d2lpar import torchvision_import
 from d2lpar.data import cifar10, fashion_mnist, sources, synthetic_garments, synthetic_objects
 from d2lpar.data.batches import ImageDataset
 
@@ -108,7 +108,7 @@ def test_named_folder_comes_first_and_must_have_the_data(tmp_path, contents, mon
     monkeypatch.setenv("D2LPAR_DATA", str(write(tmp_path / "elsewhere", contents)))
     assert name_and_first_batch()[0] == "Fashion-MNIST"
     monkeypatch.setenv("D2LPAR_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match="D2LPAR_DATA names .*nowhere"):
+    with pytest.raises(FileNotFoundError, match="Fashion-MNIST not found in D2LPAR_DATA=.*nowhere"):
         d2lpar.load_data_fashion_mnist(4)
 
 
@@ -125,7 +125,7 @@ def test_damaged_file_is_never_used(
     changed[len(content) // 2] ^= 1
     path.write_bytes({"cut": content[:-5], "changed": changed, "empty": b""}[damage])
     assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
-    assert f"Fashion-MNIST is not read: {path.name} is" in capsys.readouterr().out
+    assert f" is ignored: {path.name} is" in capsys.readouterr().out
     monkeypatch.setenv("D2LPAR_DATA", str(folder))
     with pytest.raises(ValueError, match=f"{path.name} is (damaged|wrong or cut short)"):
         d2lpar.load_data_fashion_mnist(4)
@@ -165,7 +165,7 @@ class FakeTorchvision:
 def online(monkeypatch, contents):
     fake = FakeTorchvision(contents)
     monkeypatch.setattr(sources, "require_connection", lambda address, note: None)
-    monkeypatch.setattr(_d2l, "import_torchvision", lambda: fake)
+    monkeypatch.setattr(torchvision_import, "import_torchvision", lambda: fake)
     return fake
 
 
@@ -235,7 +235,7 @@ def test_downloads_through_torchvision(
     tmp_path, contents, network, monkeypatch, capsys, interrupted
 ):
     folder = write(tmp_path / "mirror", contents, compress=True)
-    dataset = _d2l.import_torchvision().datasets.FashionMNIST
+    dataset = torchvision_import.import_torchvision().datasets.FashionMNIST
     archives = [folder / f"{name}.gz" for name in contents]
     md5s = [(path.name, hashlib.md5(path.read_bytes()).hexdigest()) for path in archives]
     monkeypatch.setattr(dataset, "resources", md5s)
@@ -256,7 +256,7 @@ def test_downloads_through_torchvision(
 
 @with_torchvision
 def test_files_and_mirror_are_those_of_torchvision():
-    datasets = _d2l.import_torchvision().datasets
+    datasets = torchvision_import.import_torchvision().datasets
     garments, cifar = datasets.FashionMNIST, datasets.CIFAR10
     assert [name for name, _ in garments.resources] == [f"{name}.gz" for name in SOURCE.files]
     assert garments.mirrors == [fashion_mnist.MIRROR]
@@ -458,7 +458,7 @@ def test_training_batches_are_shuffled_by_the_seed_and_keep_their_labels(loaders
 @with_torchvision
 @pytest.mark.parametrize("resize", [None, 14, (20, 30), 96])
 def test_batches_equal_those_of_d2l(tmp_path, contents, resize):
-    _d2l.import_torchvision()
+    torchvision_import.import_torchvision()
     from torchvision import datasets, transforms
 
     write(tmp_path / "data" / "FashionMNIST" / "raw", contents)
@@ -530,7 +530,9 @@ def test_split_batch_waits_for_copies_to_the_host_only(name, monkeypatch):
 def test_split_batch_errors():
     X, y = torch.rand(3, 2), torch.arange(3)
     for k in (4, 0):
-        with pytest.raises(ValueError, match=f"a batch of 3 cannot be split over {k} devices"):
+        with pytest.raises(
+            ValueError, match=f"a batch of 3 must be split over 1 to 3 devices: got {k}"
+        ):
             d2lpar.split_batch(X, y, ["cpu"] * k)
     with pytest.raises(ValueError, match="must have the same length: got 3 and 2"):
         d2lpar.split_batch(X, y[:2], ["cpu"])
@@ -589,4 +591,4 @@ def test_a_damaged_file_of_cifar10_is_not_unpickled(tmp_path, pickles, monkeypat
     assert (train.name, len(train), len(test)) == ("synthetic CIFAR-10", 100, 20)
     assert train.classes == synthetic_objects.CLASSES
     out = capsys.readouterr().out
-    assert "CIFAR-10 is not read: test_batch is wrong" in out and "(no connection)" in out
+    assert " is ignored: test_batch is wrong" in out and "(no connection)" in out

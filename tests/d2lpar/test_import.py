@@ -71,6 +71,7 @@ def test_public_name_is_there_and_documented(name):
 def test_the_table_is_all_that_a_reader_sees():
     assert dir(d2lpar) == sorted(d2lpar.__all__)
     assert len(dir(d2lpar)) <= 45
+    assert not {"os", "importlib"} & {*vars(d2lpar)}
 
 
 def test_modules_are_attributes():

@@ -80,7 +80,7 @@ def test_gantt_of_a_part_and_of_a_long_time():
     part = plot_timeline(timeline(spans, seconds=20.0), start=2.1, end=4.1)
     assert part.axes[0].get_xlim() == pytest.approx((2100, 4100))
     assert len(pieces(part, "cuda:0 compute")) == 3
-    with pytest.raises(ValueError, match=r"from 3 s to 2 s"):
+    with pytest.raises(ValueError, match=r"end must be later than start: got 2 s and 3 s"):
         plot_timeline(timeline(spans), start=3, end=2)
 
 
@@ -332,7 +332,7 @@ def test_schedule_writes_where_there_is_room_and_all_in_the_legend():
 def test_schedule_in_units_of_its_own():
     axes = plot_schedule({"stage 0": [Mark("forward 0", 1.0, 3.0)]}, unit="forward passes").axes[0]
     assert axes.get_xlabel() == "time (forward passes)" and axes.get_xlim() == (0, 2)
-    with pytest.raises(ValueError, match="no marks to draw in 1 rows"):
+    with pytest.raises(ValueError, match="rows must have at least one mark: got "):
         plot_schedule({"rank 0": []})
 
 

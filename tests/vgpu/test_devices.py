@@ -34,8 +34,11 @@ def gpus(monkeypatch):
 def real(monkeypatch):
     """A function that lets the machine have `n` real GPUs."""
 
+    def only_now(ever=False):
+        return [] if ever else virtual.devices_in_use()
+
     def pretend(n):
-        monkeypatch.setattr(d2lpar.devices, "_has_used_virtual", lambda: False)
+        monkeypatch.setattr(d2lpar.devices, "devices_in_use", only_now)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: n)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"Card {device}")
 

@@ -5,8 +5,7 @@ python tools/book/book.py --build FOLDER  into another folder
 
 The sources are collected in a separate folder: the README as the first page, the pages it links to,
 the chapters with answers folded below each *Predict* box, their deeper pages, the exercises without
-solutions, the teacher's pages, and a reference page for each wing of the package. Nothing is
-executed.
+solutions, the teacher's pages, and a reference. Nothing is executed.
 """
 
 import argparse
@@ -26,6 +25,7 @@ from assignments import release
 from book_check import problems
 from book_reference import reference
 from contents import DRAWING, find_chapters, pages_of
+from hygiene import FENCED
 from nbformat.v4 import new_markdown_cell
 from sphinx.cmd.build import build_main
 
@@ -34,16 +34,14 @@ SETTINGS = ROOT / "book"
 
 _LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _ANCHOR = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]*)#([^)\s]+)\)")
-_FENCE = re.compile(r"^(```|~~~)")
+# Fenced code, a *Predict* box, or a heading.
+_FOLD_ENDS = re.compile(rf"(?m){FENCED.pattern}|(?P<box>^> \*\*Predict.*(?:\n>.*)*)|^#+ .*")
 _NO_SLUG = re.compile(r"[^\w-]")
 _FOLD = '<details class="answer"><summary>Your answer first. Then open what follows.</summary>'
 
 
 class Sources:
-    """The source folder of Sphinx, with the same paths as in the repository, `root`.
-
-    Its previous contents are deleted.
-    """
+    """The source folder of Sphinx, emptied; its paths are those in the repository, `root`."""
 
     def __init__(self, folder, root=ROOT):
         self.folder, self.root, self.repository = folder, root, repository(root)
@@ -127,9 +125,8 @@ class Sources:
         """Return a text with links that work in the book.
 
         Links to files that the book lacks point to the repository or, if it has no address, become
-        plain text. Links to headings have the forms of JupyterLab, `#Why-in-pairs?` within a
-        notebook and `#cell-id=...` with the heading as its text into another one (JupyterLab finds
-        no headings in a notebook that is not open); they become `#why-in-pairs`.
+        plain text. Links to headings, in JupyterLab `#Why-in-pairs?` within a notebook and
+        `#cell-id=...` with the heading as their text into another one, become `#why-in-pairs`.
         """
 
         def resolve(found):
@@ -159,8 +156,8 @@ class Sources:
     def how_to_run(self, name):
         """Return the line "Run it" of a notebook, given its path in the folder of the chapters."""
         up = "../" * name.count("/")
-        run = f"in JupyterLab on your machine ([`make lab`](../{up}index.md#run-it), then "
-        run += f"`{name}`)"
+        lab = f"[`make lab`](../{up}index.md#run-it)"
+        run = f"in JupyterLab on your machine ({lab}, then `{name}`)"
         for service in SERVICES if self.repository else ():
             run += f", in [{service}]({link(service, self.repository, name)})"
         return f"{{.run}}\nRun it: {run}."
@@ -194,35 +191,26 @@ def fold_answers(cells):
     A fold is a `details` element, which needs no script. It contains no heading, so it stays within
     one section of the page.
     """
-    texts = [cell for cell in cells if cell.cell_type == "markdown"]
     is_open = False
+
+    def fold(found):
+        nonlocal is_open
+        if found[1]:  # code
+            return found[0]
+        end, is_open = "\n</details>\n\n" * is_open, bool(found["box"])
+        return f"{end}{found[0]}" + f"\n\n{_FOLD}\n" * is_open
+
+    texts = [cell for cell in cells if cell.cell_type == "markdown"]
     for cell in texts:
-        lines, fenced, asking = [], False, False
-        for line in cell.source.splitlines():
-            if asking and not line.startswith(">"):
-                lines += ["", _FOLD, ""]
-                is_open, asking = True, False
-            fenced ^= bool(_FENCE.match(line))
-            asks = line.startswith("> **Predict")
-            if is_open and (asks or (re.match(r"#+ ", line) and not fenced)):
-                lines += ["", "</details>", ""]
-                is_open = False
-            asking |= asks
-            lines.append(line)
-        if asking:
-            lines += ["", _FOLD]
-            is_open = True
-        cell.source = "\n".join(lines)
+        cell.source = _FOLD_ENDS.sub(fold, cell.source)
     if is_open:
         texts[-1].source += "\n\n</details>"
 
 
 def _how_to_do(name):
-    return (
-        "{.run}\n"
-        "Do it: `make lab` has this notebook for you, as you see it here. "
-        f"The one in the repository, `notebooks/exercises/{name}`, holds the solutions too."
-    )
+    return f"""{{.run}}
+Do it: `make lab` has this notebook for you, as you see it here. The one in the repository,
+`notebooks/exercises/{name}`, holds the solutions too."""
 
 
 def _description(cell):
@@ -234,17 +222,13 @@ def _description(cell):
 
 
 def build(folder, root=ROOT):
-    """Build the book, with its pages in `folder / "html"`; return a list of problems.
-
-    Sphinx prints its own.
-    """
+    """Build the book, with its pages in `folder / "html"`; return problems that are not printed."""
     Sources(folder / "source", root).write()
     html = folder / "html"
     shutil.rmtree(html, ignore_errors=True)
     options = ["-W", "--keep-going", "-q", "-j", "auto", "-d", f"{folder / 'doctrees'}"]
     status = build_main([*options, "-c", f"{SETTINGS}", f"{folder / 'source'}", f"{html}"])
-    found = ["Sphinx warns, see above"] if status else []
-    return found + problems(html)
+    return ["Sphinx warns, see above"] * bool(status) + problems(html)
 
 
 def main(arguments=None):

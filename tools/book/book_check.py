@@ -32,9 +32,7 @@ def problems(folder):
         text = path.read_text("utf-8")
         faults = [(name, part[0]) for name, each in _CHECKS.items() for part in each.finditer(text)]
         for node in re.findall(r">([^<]+)", _NO_TEXT.sub("", text)):
-            faults += [
-                ("a formula that was not recognized", part) for part in _FORMULA.findall(node)
-            ]
+            faults += [("a formula that was not recognized", f) for f in _FORMULA.findall(node)]
         page = path.relative_to(folder).as_posix()
         found += [f"{page}: {name}: {part[:100]}" for name, part in faults]
     return found

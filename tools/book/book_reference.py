@@ -37,22 +37,7 @@ def reference():
     for chapter in pkgutil.iter_modules(chapters.__path__, "d2lpar.chapters."):
         name = chapter.name.rpartition(".")[2]
         texts[name] = _page(name.replace("_", " ").capitalize(), _module(chapter.name))
-    texts["vgpu"] = _page("Virtual and modelled GPUs", _module("vgpu"))
-    return texts
-
-
-def public_names(home):
-    """Return what `__all__` of a module names, or else its public functions and classes, in the
-    order of its source."""
-    module = importlib.import_module(home)
-    return getattr(module, "__all__", None) or [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and getattr(value, "__module__", None) == home
-        and callable(value)
-        and value.__doc__
-    ]
+    return texts | {"vgpu": _page("Virtual and modelled GPUs", _module("vgpu"))}
 
 
 def _page(title, *sections):
@@ -61,7 +46,12 @@ def _page(title, *sections):
 
 def _module(home):
     """Return the section on a module, which leaves to the first page the names that are there."""
-    names = public_names(home)
+    module = importlib.import_module(home)
+    names = getattr(module, "__all__", None) or [
+        name
+        for name, value in vars(module).items()
+        if name[0] != "_" and getattr(value, "__module__", None) == home and value.__doc__
+    ]
     shared = [f"`{name}`" for name in names if name in d2lpar.__all__]
     section = _section(home, [name for name in names if name not in d2lpar.__all__], home)
     return f"{section}\n\n{', '.join(shared)}: see [{TOP}](d2lpar.md)." if shared else section

@@ -25,7 +25,6 @@ A slide type in the metadata of a cell, which JupyterLab edits, comes before the
 begins a slide, "notes" go to the speaker notes, and "skip" is left out.
 """
 
-import argparse
 import re
 import sys
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
 
-from contents import DRAWING, FOLDER, find_chapters, read_chapter
+from contents import DRAWING, FOLDER, ChapterParser, read_chapter
 from mathml import markdown_to_html
 from nbconvert import SlidesExporter
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -160,9 +159,7 @@ def code_parts(source):
 def slides(notebook, sections=None):
     """Return a notebook of slides, with nbconvert's slide types in the metadata of its cells.
 
-    Args:
-        notebook: a core, with outputs.
-        sections: the headings of the sections on the path of a lesson; None for all.
+    `notebook`: a core, with outputs; `sections`: the headings of those on the path, None for all.
     """
     (_, title), *found = blocks(notebook)
     deck = [Slide([f"#{title}"])]
@@ -239,16 +236,11 @@ def write_deck(path, folder):
 
 def main(arguments=None):
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
+    parser = ChapterParser(__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "slides")
     options = parser.parse_args(arguments)
-    try:
-        chapters = find_chapters(FOLDER, options.names)
-    except ValueError as error:
-        parser.error(str(error))
     options.build.mkdir(parents=True, exist_ok=True)
-    for path in chapters:
+    for path in parser.chapters(options):
         print(write_deck(path, options.build))
     return 0
 

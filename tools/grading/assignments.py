@@ -45,11 +45,7 @@ def without_solutions(notebook):
 
 
 def release(notebook):
-    """Return the version of a notebook for students, without solutions and hidden tests.
-
-    Raises:
-        ValueError: a solution remains.
-    """
+    """Return a notebook without solutions and hidden tests; raise ValueError if one remains."""
     released = _apply(without_solutions(notebook), ClearHiddenTests, ComputeChecksums)
     text = "\n".join(cell.source for cell in released.cells)
     for source, cell in zip(notebook.cells, released.cells, strict=True):
@@ -65,9 +61,7 @@ def release(notebook):
 
 
 def hand_out(notebooks=FOLDER, names=(), answers=True):
-    """Return the files for students, a dict from paths in their folder to bytes.
-
-    The layout is that of the repository, so that links work.
+    """Return the files for students: a dict to bytes from paths, which are those of the repository.
 
     Args:
         names: numbers or names of the exercises to include; empty means all.

@@ -28,11 +28,9 @@ def execute(cells, given, cell_seconds, notebook_seconds, hidden, packages):
     Args:
         cells: the sources of the cells.
         given: for each cell whether to execute it again in a new kernel.
-        cell_seconds: time limit of a cell.
-        notebook_seconds: time limit of the notebook.
+        cell_seconds, notebook_seconds: time limits.
         hidden: folders that must be hidden from the code.
-        packages: the folders of packages to import beside the installed ones; all have the same
-            parent folder.
+        packages: folders of packages beside the installed ones, with the same parent folder.
 
     Yields:
         For each cell its number, a key of `grade.FAULTS` or "", and the report with its outputs, or

@@ -22,10 +22,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 def write(submission, cells, faults, folder):
-    """Write the page of a graded `Submission`, `NN_topic.html`.
-
-    `cells`: as executed; `faults`: a dict from keys of remarks to sentences.
-    """
+    """Write the page of a graded `Submission`, given its executed cells and `grade.FAULTS`."""
     parts = [_part(part) for part in _split(cells)]
     exercises = [part for part in parts if "check" in part]
     for number, part in enumerate(exercises, start=1):
@@ -82,10 +79,7 @@ def heading(cell, marks):
 
 
 def _outputs(cell):
-    """List the outputs of a cell as triples (kind, content, folded content).
-
-    The points that end a check are left out: the page has them already.
-    """
+    """List the outputs of a cell, without a check's points: (kind, content, folded content)."""
     found = []
     for output in cell.get("outputs", ()):
         with contextlib.suppress(ValueError, KeyError, AttributeError, TypeError):

@@ -93,12 +93,9 @@ REASONS = {
     *("time", "memory", "processes", "killed", "output", "cell missing", "not answered"),
     *("answer failed", "check failed", "no number", "stderr", "silent", "wrong"),
 }
-NOT_EXECUTED = {
-    "output_type": "error",
-    "ename": "NotExecuted",
-    "evalue": "this cell was not run to its end",
-    "traceback": [],
-}
+NOT_EXECUTED = nbformat.v4.new_output(
+    "error", ename="NotExecuted", evalue="this cell was not run to its end", traceback=[]
+)
 PROTECTION = f"""Each notebook ran in a sandbox: no other process, no file of yours, no network,
 {sandbox.TMP // 2**20} MB of disk, {sandbox.MEMORY // GB} GB of memory, {CELL_SECONDS:g} s a cell.
 Not protected: its own points. A check runs in the process of the answers, and code can cheat it.
@@ -149,23 +146,14 @@ class Submission:
 
 
 def find_submissions(folder, sources):
-    """List the submissions in a folder.
+    """List the submissions in a folder that has a folder for each student.
 
     A notebook is assigned to the exercises with which it shares most cells or, if none, to those
     of its name. Of several notebooks for the same exercises the first with answers counts, one
-    with the right name if possible.
-
-    Args:
-        folder: a folder with one folder per student.
-        sources: paths of the exercises to grade.
-
-    Returns:
-        A list of `Submission`: for each student one per exercise notebook that anyone handed in,
-        and one per file that is not graded but may be meant to be: a further copy, a notebook of
-        no exercises or no student, other files if there is no notebook.
-
-    Raises:
-        ValueError: there are no students.
+    with the right name if possible. Returned are, for each student, a `Submission` per exercise
+    notebook in `sources` that anyone handed in, and one per file that is not graded but may be
+    meant to be: a further copy, a notebook of no exercises or no student, or other files if there
+    is no notebook. Raises ValueError if there are no students.
     """
     entries = sorted(Path(folder).iterdir())
     students = [entry for entry in entries if entry.is_dir() and entry.name[0] != "."]
@@ -258,14 +246,7 @@ class Fault(Exception):
 
 
 def read(path):
-    """Return the cells of a submitted notebook, as plain dicts.
-
-    Returns:
-        A list of dicts of strings: "cell_type", "source", "heading", "id" and "grade_id".
-
-    Raises:
-        Fault: the file is no notebook.
-    """
+    """Return the cells of a submitted notebook, see `read_cell`; raise `Fault` if it is none."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -282,7 +263,7 @@ def read(path):
 
 
 def read_cell(cell):
-    """Return the fields of a notebook's cell that grading uses, as a dict."""
+    """Return a dict of strings: "cell_type", "source", "heading", "id" and "grade_id"."""
     source = "".join(cell["source"])  # a string, or a list of lines
     source = source.encode(errors="replace").decode()
     kind = "code" if cell["cell_type"] == "code" else "markdown"
@@ -299,21 +280,11 @@ def read_cell(cell):
 
 
 def merge(source, cells):
-    """Insert a student's answers into the exercises.
+    """Insert a student's answers into the exercises; return cells, and remarks of a `Submission`.
 
-    All cells come from the source, in its order, except answers and other code that is not locked,
-    such as the set-up. Cells that the student has added keep their predecessor; added text becomes
-    a raw cell.
-
-    Args:
-        source: the exercises without solutions, a notebook.
-        cells: the cells of the submission, from `read`.
-
-    Returns:
-        A list of cells, and a list of remarks as in a `Submission`.
-
-    Raises:
-        Fault: no cell belongs to these exercises.
+    All cells come from `source`, the exercises without solutions, in its order, except answers and
+    other code that is not locked, such as the set-up. Cells that the student has added keep their
+    predecessor; added text becomes a raw cell. Raises `Fault` if no cell belongs to the exercises.
     """
     answers = [i for i, cell in enumerate(source.cells) if is_solution(cell)]
     known = {"grade_id": {}, "id": {}, "source": {}, "heading": {}}  # places of cells
@@ -361,8 +332,8 @@ def _select_answers(source, answers, order, written, added):
     """Select the cells that count as answers, and repair them if possible; return remarks.
 
     `answers`: places of the answers in `source`; `order`: the same in the order of the submission;
-    `written`, `added`: for each place its cells in the submission and those added after it. Both
-    are reduced to cells that count, and cells that are no answer.
+    `written`, `added`: for each place its cells in the submission and those added after it, of
+    which only those that count, and those that are no answer, are left.
     """
     blocks = SequenceMatcher(None, sorted(order), order, autojunk=False).get_matching_blocks()
     in_order = [place for block in blocks for place in order[block.b : block.b + block.size]]
@@ -393,12 +364,12 @@ def _select_answers(source, answers, order, written, added):
 
 
 def _pop_nearby_answer(source, i, added, anything):
-    """Remove from the added cells those that answer exercise cell `i` instead, and return them.
+    """Remove from the added cells those that answer cell `i` instead, and return them.
 
     `anything`: accept any code between heading and check if none defines the names of the cell.
     """
     checks = [place for place, cell in enumerate(source.cells) if is_grade(cell)]
-    headings = [i for i, cell in enumerate(source.cells) if feedback.heading(cell, "## ")]
+    headings = [j for j, cell in enumerate(source.cells) if feedback.heading(cell, "## ")]
     before = max((place for place in checks if place < i), default=-1)
     check = min((place for place in checks if place > i), default=i)
     heading = max((place for place in headings if place < i), default=before)
@@ -445,10 +416,10 @@ def execute(submission, cells, **how):
 
 
 def score(submission, cells):
-    """Set the points of the checks of a notebook by nbgrader's rules.
+    """Set the points of the checks of a notebook by nbgrader's rules, and explain 0 points.
 
     The points of a check are the number that is its result; without one, after an error or with
-    output to stderr they are 0. A remark explains 0 points.
+    output to stderr they are 0.
     """
     failed = False  # whether the answer to the next check failed
     for cell in cells:
@@ -468,10 +439,10 @@ def score(submission, cells):
         known = submission.fault or REASONS & {*submission.said_of(number)}
         if not (points or known or cell.outputs == [NOT_EXECUTED]):
             printed = any(out.output_type == "stream" for out in cell.outputs)
-            word = "wrong" if printed else "silent"
-            word = word if valid else "no number"
-            word = "check failed" if _raised(cell) else word
-            submission.remarks.append((number, "answer failed" if failed else word))
+            reasons = {"answer failed": failed, "check failed": _raised(cell)}
+            reasons |= {"no number": not valid, "wrong": printed, "silent": True}
+            word = next(word for word, applies in reasons.items() if applies)
+            submission.remarks.append((number, word))
         submission.scores[grade_id(cell).removesuffix("-check")] = (points, most)
         failed = False
 
@@ -494,7 +465,7 @@ def grade(submission, **how):
         submission.fault = str(fault)
     for cell in cells:
         if cell.cell_type == "code":
-            cell.outputs = [nbformat.from_dict(NOT_EXECUTED)]
+            cell.outputs = [nbformat.from_dict(NOT_EXECUTED)]  # a copy
     if not submission.fault:
         execute(submission, cells, **how)
     score(submission, cells)
@@ -503,10 +474,9 @@ def grade(submission, **how):
 
 
 def grade_all(submissions, parallel, folder, **how):
-    """Grade submissions, and write their feedback pages.
+    """Grade submissions, some at a time, and write their feedback pages.
 
     Those that exceed a time limit run again, alone: a busy machine must not cost them points.
-    `parallel`: the number of notebooks to execute at a time; `how`: see `execution.execute`.
     """
     pool = ThreadPoolExecutor(parallel)
     running = {pool.submit(grade, one, **how): one for one in submissions}
@@ -537,12 +507,11 @@ def table(submissions):
         by_notebook.setdefault(one.source.stem, []).append(one)
     for stem, chosen in by_notebook.items():
         most = [f"{most:g}" for _, most in chosen[0].scores.values()]
-        rows = [[stem, *map(str, range(1, len(most) + 1)), "sum", ""]]
-        rows += [["points", *most, f"{chosen[0].total[1]:g}", ""]]
+        rows = [["points", *most, f"{chosen[0].total[1]:g}", ""]]
         for one in chosen:
             points = [f"{points:g}" for points, _ in one.scores.values()]
             rows += [[shown(one.student), *points, f"{one.total[0]:g}", one.remark]]
-        blocks.append(rows)
+        blocks.append([[stem, *map(str, range(1, len(most) + 1)), "sum", ""], *rows])
     if len(by_notebook) > 1:
         rows = [["all notebooks", *(stem[:2] for stem in by_notebook), "sum", ""]]
         for student in dict.fromkeys(one.student for one in graded):
@@ -615,18 +584,17 @@ def main(arguments=None):
     parallel = capacity()
     shutil.rmtree(options.build, ignore_errors=True)
     (options.build / "feedback").mkdir(parents=True)
-    how = {
-        "hidden": [
-            str(path.resolve()) for path in (options.folder, options.submitted, options.build)
-        ],
-        "packages": [
-            importlib.util.find_spec(name).submodule_search_locations[0] for name in PACKAGES
-        ],
-        "cell_seconds": CELL_SECONDS,
-        "notebook_seconds": NOTEBOOK_SECONDS,
-    }
-    graded = [one for one in submissions if one.path != one.source]  # all but strays
-    grade_all(graded, parallel, options.build / "feedback", **how)
+    folders = options.folder, options.submitted, options.build
+    packages = [importlib.util.find_spec(name).submodule_search_locations[0] for name in PACKAGES]
+    grade_all(
+        [one for one in submissions if one.path != one.source],  # all but strays
+        parallel,
+        options.build / "feedback",
+        hidden=[str(path.resolve()) for path in folders],
+        packages=packages,
+        cell_seconds=CELL_SECONDS,
+        notebook_seconds=NOTEBOOK_SECONDS,
+    )
     write_csv(submissions, options.build / "grades.csv")
     print(table(submissions), legend(submissions), sep="\n\n")
     students = len({one.student for one in submissions} - {""})

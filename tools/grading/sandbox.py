@@ -57,11 +57,8 @@ class NoSandbox(Exception):
 class Sandbox:
     """A program in a sandbox; it and all its children are killed at the end of the `with` block.
 
-    Args:
-        program: a list of the command and its arguments.
-        hidden: folders that must be hidden from it.
-        shown: further files and folders that it can read.
-        passed: the file descriptor that it inherits.
+    `program`: the command and its arguments; `hidden`: folders that must be hidden from it;
+    `shown`: further files and folders that it can read; `passed`: a file descriptor to inherit.
     """
 
     def __init__(self, program, hidden, shown, passed):
@@ -129,10 +126,7 @@ def check():
 
 
 def _start(program, info, hidden=(), shown=(), passed=(), stderr=subprocess.DEVNULL):
-    """Start a program as in `Sandbox`, without a terminal and with a new environment.
-
-    `info`: file descriptor to which bwrap writes its process id; `passed`: further ones to inherit.
-    """
+    """Start a program as in `Sandbox`; bwrap writes its process id to the descriptor `info`."""
     # Not by --clearenv: process 1 is bwrap itself, and the program can read its environment.
     environment = {
         "HOME": FOLDER,
@@ -163,8 +157,7 @@ def _start(program, info, hidden=(), shown=(), passed=(), stderr=subprocess.DEVN
 def _command(program, hidden, shown, refused, hosts, info):
     """Return the command that runs a program as in `Sandbox`.
 
-    File descriptors: `refused`: the filter of system calls; `hosts`: contents of /etc/hosts;
-    `info`: for the process id of bwrap.
+    File descriptors: `refused`: filter of system calls; `hosts`: /etc/hosts; `info`: see `_start`.
     """
     mounts = ["--size", TMP, "--tmpfs", "/tmp"]  # first: Python may be installed in /tmp
     readable = [os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, *shown)]

@@ -4,9 +4,8 @@ python tools/machines/matrix.py                     everything under every condi
 python tools/machines/matrix.py avx2 sse4           under two conditions
 python tools/machines/matrix.py c-locale+no-home    under both at once
 python tools/machines/matrix.py avx2 --parts chapters --names 03 09     with their pages
-python tools/machines/matrix.py --table             only print the tables of all results so far
 
-Results are stored under build/machines, in a folder for each condition.
+Results are stored under build/machines, in a folder for each condition; the tables have all.
 """
 
 import argparse
@@ -38,9 +37,8 @@ OPTIONS = "-p parities -m 'not slow and not waits'"
 def instruction_set(aten, onednn, mkl):
     """Return environment variables that select older kernels than the processor supports.
 
-    torch.compile obeys ATen's variable, but the key of its cache ignores it: cached loops over
-    sixteen numbers would be compiled for vectors of eight, and half of the results would be
-    missing. So each instruction set has its own cache.
+    Each has its own cache of compiled code: the key of torch.compile's cache ignores ATen's
+    variable, and loops over sixteen numbers would lose half of their results in vectors of eight.
     """
     return {
         "ATEN_CPU_CAPABILITY": aten,
@@ -62,22 +60,21 @@ class Condition:
     needs: str = ""  # a CPU flag; without it this machine itself is such a machine
     seeds: int = 0  # an offset added to each `manual_seed` in notebooks; tests do not run
     folder: str = ""  # the name of the copy of the tree in which to run; "" runs in this tree
-    busy: bool = False  # whether other processes keep all cores busy
     memory: int = 0  # a limit in bytes, 0 for none
 
 
-def _cores():
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
-
+# Runs a command beside loops that keep all cores busy, and ends them with it.
+BUSY = """trap 'kill $(jobs -p)' EXIT; for i in $(seq $(nproc)); do yes >/dev/null & done; "$@" """
+FIRST_CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
 CONDITIONS = {
     "native": Condition(),
     "avx2": Condition(instruction_set("avx2", "AVX2", "AVX2"), needs="avx512f"),
     "sse4": Condition(instruction_set("default", "SSE41", "SSE4_2"), needs="avx2"),
     **{f"seeds-{n}": Condition(seeds=1000 * n, folder="d2lpar") for n in (1, 2, 3)},
-    "one-core": Condition(prefix=("taskset", "--cpu-list", str(_cores()[0]))),
+    "one-core": Condition(prefix=("taskset", "--cpu-list", str(FIRST_CORE))),
     "one-thread": Condition({"OMP_NUM_THREADS": "1"}),
-    "busy": Condition(busy=True),
+    "busy": Condition(prefix=("bash", "-c", BUSY, "bash")),
     "8-GB": Condition(memory=8_000_000_000),  # what README promises
     # without the capabilities of root, but with root's files
     "not-root": Condition(
@@ -95,11 +92,7 @@ CONDITIONS = {
 
 
 def condition_of(name):
-    """Return a condition, or a combination of several with names joined by "+".
-
-    Raises:
-        ValueError: a name is unknown.
-    """
+    """Return a condition, or a combination of several with names joined by "+"."""
     parts = name.split("+")
     if unknown := [part for part in parts if part not in CONDITIONS]:
         raise ValueError(f"no condition {unknown[0]!r}: choose from {', '.join(CONDITIONS)}")
@@ -108,36 +101,27 @@ def condition_of(name):
     prefix = sum((condition.prefix for condition in conditions), ())
     others = {
         name: max(getattr(condition, name) for condition in conditions)
-        for name in ("needs", "seeds", "folder", "busy", "memory")
+        for name in ("needs", "seeds", "folder", "memory")
     }
     return Condition(variables, prefix, **others)
 
 
 @contextlib.contextmanager
 def limited(num_bytes):
-    """Create a control group with a memory limit; yield the prefix of a command to run in it.
-
-    Raises:
-        OSError: control groups cannot be created on this machine.
-    """
+    """Create a control group with a memory limit; yield the prefix of a command to run in it."""
     if not num_bytes:
         yield ()
         return
     scope = ["systemd-run", "--user", "--scope", "--quiet", f"--property=MemoryMax={num_bytes}"]
     scope.append("--property=MemorySwapMax=0")
-    if (
-        shutil.which(scope[0])
-        and not subprocess.run([*scope, "true"], capture_output=True).returncode
-    ):
+    tried = shutil.which(scope[0]) and subprocess.run([*scope, "true"], capture_output=True)
+    if tried and not tried.returncode:
         yield tuple(scope)
         return
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = [line.split(":", 2)[2] for line in lines if ":memory:" in line]
+    own = re.search(r":memory:(.*)", Path("/proc/self/cgroup").read_text())
     if not own:
-        raise OSError(
-            "there is no systemd-run --user, and no control group for memory of version 1"
-        )
-    group = Path(f"/sys/fs/cgroup/memory{own[0]}", f"d2lpar-{os.getpid()}")
+        raise OSError("neither systemd-run --user nor a control group of version 1 limits memory")
+    group = Path(f"/sys/fs/cgroup/memory{own[1]}", f"d2lpar-{os.getpid()}")
     group.mkdir()
     try:
         (group / "memory.limit_in_bytes").write_text(f"{num_bytes}")
@@ -190,19 +174,6 @@ def with_seeds(text, more):
     return re.sub(r"(manual_seed\()(\d+)\)", lambda m: f"{m[1]}{int(m[2]) + more})", text)
 
 
-@contextlib.contextmanager
-def busy(number):
-    """Run some processes that compute all the time."""
-    command = [sys.executable, "-c", "while True: pass"]
-    loops = [subprocess.Popen(command) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
-
-
 def memory_of(pid):
     """Return the sum of the proportional set sizes of a process and all its descendants, bytes."""
     total = 0
@@ -227,8 +198,7 @@ def run(name, condition, parts, names):
         found = json.loads(file.read_text())
         found["failures"] = [each for each in found["failures"] if each[0] not in parts]
     before = len(found["failures"])
-    loops = len(_cores()) if condition.busy else 0
-    with tree(condition) as root, busy(loops), limited(condition.memory) as limit:
+    with tree(condition) as root, limited(condition.memory) as limit:
         variables = os.environ | condition.variables
         variables["PYTHONPATH"] = os.pathsep.join([str(root), str(HERE)])
         for part in parts:
@@ -238,9 +208,9 @@ def run(name, condition, parts, names):
             variables["D2LPAR_PARITIES"] = str(parities)
             start = time.monotonic()
             for label, command in _commands(part, root, out, names, bool(condition.memory)):
-                command = [*limit, *condition.prefix, *command]
-                text, status, peak = _run(command, root, variables, bool(condition.memory))
-                (out / f"{label}.log").write_text(text, "utf-8")
+                command, log = [*limit, *condition.prefix, *command], out / f"{label}.log"
+                status, peak = _run(command, root, variables, log, bool(condition.memory))
+                text = log.read_text("utf-8", errors="replace")
                 if condition.memory:
                     found["peaks"][label] = peak
                 failures = failures_in(part, text) or ([f"exit status {status}"] if status else [])
@@ -254,20 +224,14 @@ def run(name, condition, parts, names):
     return len(found["failures"]) - before
 
 
-def _run(command, folder, variables, measure):
-    """Run a command; return its output, its exit status, and its peak memory in bytes.
+def _run(command, folder, variables, log, measure):
+    """Run a command, with its output in a file; return its exit status and peak memory in bytes.
 
     The peak is 0 unless `measure` is set: sampling takes a tenth of a core.
     """
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=folder, env=variables, stdout=file, **streams)
         peak = 0
         try:
             while measure and process.poll() is None:
@@ -275,8 +239,7 @@ def _run(command, folder, variables, measure):
                 time.sleep(0.25)
         finally:
             process.wait()  # after Ctrl-C, which the command also gets, it cleans up
-        log.seek(0)
-        return log.read(), process.returncode, peak
+        return process.returncode, peak
 
 
 def _commands(part, root, out, names, one_by_one):
@@ -344,7 +307,6 @@ def main(arguments=None):
     parser.add_argument("conditions", nargs="*", metavar="condition", help="all if none is named")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--names", nargs="+", default=(), metavar="NN", help="of chapters")
-    parser.add_argument("--table", action="store_true", help="print the tables only")
     options = parser.parse_args(arguments)
     names = options.conditions or CONDITIONS
     try:
@@ -352,7 +314,7 @@ def main(arguments=None):
     except ValueError as error:
         parser.error(str(error))
     failures = 0
-    for name, condition in () if options.table else conditions.items():
+    for name, condition in conditions.items():
         if reason := why_not(condition):
             print(f"{name}: not run: {reason}", flush=True)
             continue

@@ -20,25 +20,20 @@ CALLS = ("assert_close", "expect")
 
 
 class Recorded(ast.NodeTransformer):
-    """AST transformer that records the comparisons of a cell without changing its behaviour.
-
-    Args:
-        shell: the IPython shell, for cell numbers.
-    """
+    """Records the comparisons of a cell of an IPython `shell`, and does not change what it does."""
 
     def __init__(self, shell):
         self.shell = shell
         self.assertion = ""  # the key of the one that is visited
 
     def visit_Assert(self, node):
-        """Rewrite `left < right` in the test of an assertion."""
         self.assertion = self._key(node)
         node.test = self.visit(node.test)
         self.assertion = ""
         return node
 
     def visit_Compare(self, node):
-        """Rewrite a comparison in an assertion whose right side contains a small number."""
+        """Rewrite `left < right` in an assertion, if the right side contains a small number."""
         self.generic_visit(node)
         if not self.assertion or len(node.ops) > 1 or not isinstance(node.ops[0], ast.Lt | ast.LtE):
             return node

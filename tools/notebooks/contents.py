@@ -4,6 +4,7 @@ A lesson is `notebooks/NN_topic.ipynb`; its pages are `notebooks/deeper/NN_topic
 `NN_answers.ipynb`.
 """
 
+import argparse
 import re
 import shutil
 from pathlib import Path
@@ -19,17 +20,13 @@ _AFTER_CORE = re.compile(r"^## Exercises[ \t]*$", re.MULTILINE)
 
 
 def find_chapters(folder, names=(), pages=False):
-    """List notebooks by number or name.
+    """List the paths of notebooks by number or name, in the order of the chapters.
 
     Args:
         folder: a folder with notebooks `NN_topic.ipynb`.
         names: numbers (`03`), names or paths of notebooks; empty means all. Other notebooks of the
             folder can be given by name.
-        pages: whether to include the pages of each lesson, after it: `03` then selects the lesson
-            and its pages, and pages can be given by name.
-
-    Returns:
-        A list of paths, in the order of the chapters.
+        pages: whether to include the pages of each lesson, after it.
 
     Raises:
         ValueError: a name matches no notebook, or the folder has none.
@@ -47,6 +44,22 @@ def find_chapters(folder, names=(), pages=False):
         known = ", ".join(path.stem for path in chapters)
         raise ValueError(f"no chapter {name!r}: choose from {known}")
     return found if names else chapters
+
+
+class ChapterParser(argparse.ArgumentParser):
+    """The command line of a script for some chapters, given the script's docstring."""
+
+    def __init__(self, docstring):
+        super().__init__(description=docstring.splitlines()[0])
+        self.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; or all")
+        self.add_argument("--folder", type=Path, default=FOLDER, help="where the notebooks are")
+
+    def chapters(self, options, pages=False):
+        """Return the paths of the chapters, see `find_chapters`."""
+        try:
+            return find_chapters(options.folder, options.names, pages)
+        except ValueError as error:
+            self.error(str(error))
 
 
 def pages_of(chapter):

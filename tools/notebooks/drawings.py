@@ -23,11 +23,7 @@ DEFINITION = re.compile(rf"\n*{DRAWING.pattern}", re.MULTILINE)
 
 
 def with_drawings(text, folder):
-    """Return the text of a cell, followed by the drawings that it uses, from their folder.
-
-    Raises:
-        FileNotFoundError: a drawing does not exist.
-    """
+    """Return the text of a cell, followed by the drawings that it uses, from their folder."""
     names = dict.fromkeys(_USE.findall(text))
     text = DEFINITION.sub("", text)
     for name in names:

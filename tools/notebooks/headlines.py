@@ -26,13 +26,9 @@ _BUSY = re.compile(r"took \d+ % of the cores while this ran")
 
 
 def declared(path):
-    """Return the declarations for the chapter or page at `path`.
+    """Return the declarations for the chapter or page at `path`, a list of dicts.
 
-    Returns:
-        A list of dicts, or None if the folder of the chapters has no `headlines.toml`.
-
-    Raises:
-        ValueError: the file is not in the form above.
+    None if the chapters have no `headlines.toml`; ValueError if that is not in the form above.
     """
     is_page = path.parent.name == "deeper"
     file = path.parents[is_page] / "headlines.toml"
@@ -60,12 +56,10 @@ def contradictions(notebook, tables):
         those = [(cell, line.partition(text)[2]) for cell, line in lines if text in line]
         if kind == "ratio":  # skip lines of `Benchmark` with the same text
             those = [(cell, rest) for cell, rest in those if " ratio " in rest]
-        which = table.get("which")
-        if which:
+        if which := table.get("which", 0):
             those = those[which - 1 : which]
         if not those:
-            place = f"line {which}" if which else "line"
-            found.append(f"there is no {place} with {text!r}")
+            found.append(f"there is no {f'line {which}' if which else 'line'} with {text!r}")
         low, high = table[kind]
         for cell, rest in those:
             value = _VALUES[kind].search(rest)

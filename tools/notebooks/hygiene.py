@@ -1,8 +1,6 @@
-"""Check a chapter before a commit; each problem names the file and the cell.
+"""Check chapters before a commit; each problem names the file and the cell.
 
-`headlines.py` checks whether headline lines agree with the text.
-
-`python hygiene.py CHAPTER.ipynb ...` prints the problems and exits with 1 if there are any.
+python tools/notebooks/hygiene.py CHAPTER.ipynb ...    also checks headline lines (headlines.py)
 """
 
 import json
@@ -20,16 +18,13 @@ MAX_LINES = 46  # of at most 80 characters, see notebooks/ruff.toml
 MAX_BYTES = 1_500_000
 WIDGET_TYPES = ("application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state")
 
-FENCED = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^(```|~~~)(?s:.*?)^\1[^\n]*$", re.MULTILINE)
 _HEADING = re.compile(r"^(#{1,6})\s+\S", re.MULTILINE)
 _SENTENCE = re.compile(r"^(?!#).*\w", re.MULTILINE)
 
 
 def machine_paths(notebook):
-    """Find paths of this machine in the sources, outputs and metadata of a notebook.
-
-    Returns a list of `(where, path)`, where `where` is `"cell 3"` or `"metadata"`.
-    """
+    """List the paths of this machine in a notebook: pairs ("cell 3" or "metadata", path)."""
     texts = [("metadata", json.dumps(notebook.metadata))]
     for number, cell in enumerate(notebook.cells, start=1):
         where = f"cell {number}"
@@ -46,8 +41,7 @@ def check_form(notebook):
             nbformat.validate(notebook)
     except (nbformat.ValidationError, Warning) as error:
         yield f"not a valid notebook: {str(error).splitlines()[0]}"
-    kernel = notebook.metadata.get("kernelspec", {}).get("name")
-    if kernel != "python3":
+    if (kernel := notebook.metadata.get("kernelspec", {}).get("name")) != "python3":
         yield f"metadata: the kernel is {kernel!r}, not 'python3'"
 
 
@@ -88,11 +82,8 @@ def check_paths(notebook):
 
 def check_headings(notebook):
     """The chapter must begin with its only H1, and no heading may skip a level."""
-    headings = [
-        (number, len(found[1]))
-        for number, text in _prose(notebook)
-        for found in _HEADING.finditer(text)
-    ]
+    texts = _prose(notebook)
+    headings = [(number, len(marks)) for number, text in texts for marks in _HEADING.findall(text)]
     titles = [number for number, level in headings if level == 1]
     if len(titles) != 1:
         yield f"{len(titles)} headings of level 1 (cells {titles}), not one"
@@ -159,17 +150,14 @@ def _of_exercise(cell):
     return "nbgrader" in cell.metadata or "given" in cell.metadata.get("tags", [])
 
 
-def _code(notebook):
-    return [(i, cell) for i, cell in enumerate(notebook.cells, 1) if cell.cell_type == "code"]
+def _code(notebook, kind="code"):
+    """Return the cells of a kind, with their numbers."""
+    return [(i, cell) for i, cell in enumerate(notebook.cells, 1) if cell.cell_type == kind]
 
 
 def _prose(notebook):
-    """Return `(cell number, text without fenced code)` for the markdown cells."""
-    return [
-        (i, FENCED.sub("", cell.source))
-        for i, cell in enumerate(notebook.cells, 1)
-        if cell.cell_type == "markdown"
-    ]
+    """Return the numbers and the texts, without fenced code, of the markdown cells."""
+    return [(i, FENCED.sub("", cell.source)) for i, cell in _code(notebook, "markdown")]
 
 
 def _texts(output):
@@ -185,8 +173,7 @@ def path_pattern():
     repository = Path(__file__).resolve().parents[2]
     folders = {"/root", "/home", "/Users", "/tmp", tempfile.gettempdir(), str(Path.home())}
     folders |= {str(repository), str(repository.parent)}
-    names = sorted(folders - {"/"}, key=len, reverse=True)
-    here = "|".join(re.escape(name) for name in names)
+    here = "|".join(map(re.escape, sorted(folders - {"/"}, key=len, reverse=True)))
     rest = r"[^\s\"'<>,;:)]*"
     return re.compile(
         rf"(?<![\w.~])(?:{here})(?:/{rest}|(?![\w-]))"

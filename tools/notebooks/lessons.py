@@ -16,20 +16,17 @@ What counts:
 - **figures**: cells that show a picture. Neither they nor printed output add time.
 - **seconds** of running: those in README's table, for lessons only.
 
-A lesson is counted up to its exercises.
-Minutes are rounded up.
+A lesson is counted up to its exercises. Minutes are rounded up.
 """
 
-import argparse
 import re
 import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from pathlib import Path
 
 import nbformat
-from contents import FOLDER, find_chapters, pages_of, read_chapter
+from contents import ChapterParser, pages_of, read_chapter
 from drawings import DEFINITION
 from hygiene import FENCED
 
@@ -69,8 +66,8 @@ class Part:
 
     def over(self):
         """List the counts above the limits of a lesson, as "lines 171 of 160"."""
-        counts = {name: getattr(self, name) for name in LIMITS}
-        return [f"{name} {n} of {LIMITS[name]}" for name, n in counts.items() if n > LIMITS[name]]
+        counts = [(name, getattr(self, name), limit) for name, limit in LIMITS.items()]
+        return [f"{name} {n} of {limit}" for name, n, limit in counts if n > limit]
 
 
 def count(cells, seconds=0):
@@ -99,17 +96,12 @@ def _num_lines(source):
 
 def _as_words(found):
     """Replace a formula by words; keep code."""
-    if found[0][0] == "`":
-        return found[0]
-    return " x" * (FORMULA if found[0].startswith("$$") else SYMBOL) + " "
+    words = " x" * (FORMULA if found[0].startswith("$$") else SYMBOL) + " "
+    return found[0] if found[0][0] == "`" else words
 
 
 def lesson(path):
-    """Return the `Part` of the lesson at `path`.
-
-    Raises:
-        ValueError: README's table lacks the run time of the lesson.
-    """
+    """Return the `Part` of the lesson at `path`, with its run time from README's table."""
     readme = (path.parents[1] / "README.md").read_text("utf-8")
     seconds = re.search(rf"\]\(notebooks/{path.name}\) \|.*\| (\d+) s \|$", readme, re.MULTILINE)
     if not seconds:
@@ -120,10 +112,7 @@ def lesson(path):
 def write(path, check=False):
     """Write a lesson's minutes, rounded up to 5, into its first cell; return whether they changed.
 
-    With `check` nothing is written.
-
-    Raises:
-        ValueError: the cell does not contain `SENTENCE` exactly once.
+    With `check` nothing is written. Raises ValueError unless the cell has `SENTENCE` once.
     """
     notebook = read_chapter(path)
     first, sentence = notebook.cells[0], SENTENCE.format(5 * ceil(lesson(path).minutes / 5))
@@ -156,13 +145,11 @@ def table(paths):
 
 def main(arguments=None):
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("chapters", nargs="*", help="numbers or names; none means all")
+    parser = ChapterParser(__doc__)
     parser.add_argument("--write", action="store_true", help="put the minutes into the lessons")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the lessons are")
     options = parser.parse_args(arguments)
+    paths = parser.chapters(options)
     try:
-        paths = find_chapters(options.folder, options.chapters)
         print(table(paths))
         for path in paths if options.write else ():
             if write(path):

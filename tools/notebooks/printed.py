@@ -5,30 +5,29 @@ python tools/notebooks/printed.py --write 03  and mark new numbers in the texts 
                                               its pages
 
 A number of two digits or more that occurs in a text and in an output above it, in the same section,
-is marked: it is added to the list `printed` of the text cell's metadata. `make check` searches the
-outputs for marked numbers, so it fails if a chapter was executed again and its text still has the
-numbers of the previous run.
+is marked, in the list `printed` of the text cell's metadata. `make check` fails if no output has a
+marked number: the chapter was executed again, and its text has the numbers of the previous run.
 
 A text may round: 13 matches a printed 12.6, and 74 % matches 0.742. Numbers in code, formulas,
 links and addresses and numbers of chapters do not count. A section without outputs, such as the
 takeaways, refers to all outputs of the chapter so far.
 """
 
-import argparse
 import re
 import sys
 from decimal import Decimal
 
 import nbformat
-from contents import FOLDER, find_chapters, printed_texts, read_chapter
+from contents import ChapterParser, printed_texts, read_chapter
 from drawings import DEFINITION
 from hygiene import FENCED
+from lessons import CODE_OR_FORMULA
 
 _DIGITS = r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _NUMBER = re.compile(_DIGITS + r"(?:e[-+]?\d+)?(?!\w|\.\d)")  # no part of a version 1.0.3
 _PERCENT = re.compile(f"({_DIGITS}) ?%")
 _NOT_TEXT = re.compile(  # code, formulas, links, tags, numbers of chapters
-    r"`[^`]*`|(?<!\\)\$\$.*?\$\$|(?<!\\)\$[^$]+\$|\[[^\]]*\]\([^)]*\)|<[^>\n]*>"
+    CODE_OR_FORMULA.pattern + r"|\[[^\]]*\]\([^)]*\)|<[^>\n]*>"
     r"|\b[Cc]hapters? \d\d(?:(?:, \d\d)*,? (?:and|to) \d\d)?",
     re.DOTALL,
 )
@@ -93,12 +92,11 @@ def _has(outputs, number):
 
 def main(arguments=None):
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("chapters", nargs="*", help="numbers or names; none means all")
+    parser = ChapterParser(__doc__)
     parser.add_argument("--write", action="store_true", help="mark new numbers")
     options = parser.parse_args(arguments)
     status = 0
-    for path in find_chapters(FOLDER, options.chapters, pages=True):
+    for path in parser.chapters(options, pages=True):
         notebook = read_chapter(path)
         if options.write:
             mark(notebook)

@@ -17,7 +17,6 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     # Nothing to clean up until `run`.
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
 
-import argparse
 import concurrent.futures
 import contextlib
 import ctypes
@@ -33,9 +32,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import headlines
+import idle
 import nbformat
 import psutil
-from contents import FOLDER, find_chapters, read_chapter, replace_file
+from contents import FOLDER, ChapterParser, read_chapter, replace_file
 from hygiene import machine_paths
 from tqdm import tqdm
 from tqdm.utils import ObjectWrapper
@@ -48,6 +48,8 @@ POLL = 0.1  # seconds between looks for Ctrl-C
 TRIES = 3  # maximum number of executions until a chapter agrees with headlines.toml
 BUSY = "not executed: other programs keep this machine busy"
 KEPT_CELL_METADATA = ("tags", "nbgrader", "jupyter", "slideshow", "printed")
+KERNEL = {"display_name": "Python 3", "name": "python3"}
+METADATA = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
 
 _PR_SET_CHILD_SUBREAPER = 36
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -67,7 +69,6 @@ class Lines(ObjectWrapper):
     """A stream for a progress bar without terminal: each state is a line."""
 
     def write(self, text):
-        """Write one state of the bar."""
         if text := text.strip():
             print(text, file=self._wrapped)
 
@@ -86,9 +87,7 @@ class Runner:
     def execute(self, path):
         """Execute one chapter in a new kernel, and write the executed notebook to `build`.
 
-        Returns:
-            A `Result`; its failure is `INTERRUPTED` if the process was killed after `stopped` was
-            set. The kernel has ended.
+        The failure of its `Result` is `INTERRUPTED` if it was killed after `stopped` was set.
         """
         num_done, last, target = 0, {}, self.build / path.name
         self.bar.set_description(path.stem, refresh=False)
@@ -122,15 +121,12 @@ class Runner:
     def execute_until_it_shows(self, path):
         """Execute a chapter on an idle machine, up to `TRIES` times, until headlines.toml is met.
 
-        Returns:
-            A `Result`; a failure if the machine does not become idle or no try agrees. The details
-            list the contradictions of each try.
+        The `Result` is a failure if the machine does not become idle, or if no try agrees; its
+        details then list the contradictions of each.
         """
         tables = headlines.declared(path)
         if tables is None:
             return self.execute(path)
-        import idle  # loads torch
-
         before, tries = self.bar.n, []
         for number in range(1, TRIES + 1):
             disturbed = idle.wait(self.say, lambda: self.stopped)
@@ -158,16 +154,8 @@ class Runner:
 
 
 def clean(notebook):
-    """Remove all that depends on the machine from an executed notebook, in place.
-
-    Drops widget state, timestamps and view settings, and makes cell ids unique.
-    """
-    notebook.metadata = nbformat.from_dict(
-        {
-            "kernelspec": {"display_name": "Python 3", "name": "python3"},
-            "language_info": {"name": "python"},
-        }
-    )
+    """Remove widget state, timestamps and view settings, in place; make cell ids unique."""
+    notebook.metadata = nbformat.from_dict(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     taken = set()
     for number, cell in enumerate(notebook.cells, start=1):
@@ -181,10 +169,7 @@ def clean(notebook):
 
 
 def write_in_place(result, executed):
-    """Write the notebook at `executed` back, cleaned, unless its chapter failed.
-
-    If it contains a path of this machine, the `result` becomes a failure.
-    """
+    """Write the notebook at `executed` back, cleaned, unless it failed or shows a path."""
     if result.failure:
         return
     notebook = nbformat.read(executed, as_version=4)
@@ -210,10 +195,7 @@ def table(results):
 
 @contextlib.contextmanager
 def own_settings():
-    """Isolate the run from the user's Jupyter and IPython settings.
-
-    The temporary files of chapters are deleted after the run, except for torch's compiled code.
-    """
+    """Isolate the run from the user's settings; of temporary files keep torch's compiled code."""
     # Errors: without `no_orphans` a process may still write.
     with tempfile.TemporaryDirectory(prefix="d2lpar-", ignore_cleanup_errors=True) as folder:
         settings = {
@@ -286,14 +268,9 @@ def noted_ctrl_c():
 def run(chapters, build, in_place, cell_seconds, core):
     """Execute chapters, print tracebacks and the table, and write the executed notebooks.
 
-    Args:
-        chapters: paths of notebooks; two run at a time.
-        in_place: whether to run one at a time and to write it back if it agrees with
-            headlines.toml.
-        build, cell_seconds, core: see `Runner`.
-
-    Returns:
-        The exit status: 0 for success, 1 if a chapter failed, 130 after Ctrl-C.
+    `in_place`: whether to run one at a time, and to write it back if it agrees with headlines.toml;
+    `build`, `cell_seconds`, `core`: see `Runner`. Returns the exit status: 0 for success, 1 if a
+    chapter failed, 130 after Ctrl-C.
     """
     terminal = sys.stderr.isatty()
     num_cells = {
@@ -346,19 +323,14 @@ def run(chapters, build, in_place, cell_seconds, core):
 
 def main(arguments=None):
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
+    parser = ChapterParser(__doc__)
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--core", action="store_true", help="lessons only, up to their exercises")
     parts.add_argument("--in-place", action="store_true", help="write the chapters back, cleaned")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")
     parser.add_argument("--build", type=Path, default=FOLDER.parent / "build", help="where to")
     parser.add_argument("--timeout", type=float, default=CELL_SECONDS, help="seconds for a cell")
     options = parser.parse_args(arguments)
-    try:
-        chapters = find_chapters(options.folder, options.names, pages=not options.core)
-    except ValueError as error:
-        parser.error(str(error))
+    chapters = parser.chapters(options, pages=not options.core)
     return run(chapters, options.build, options.in_place, options.timeout, options.core)
 
 

@@ -24,10 +24,7 @@ LONGEST = 95  # bytes of a socket's path, without its number; the limit of macOS
 
 
 def sockets():
-    """Return settings of a kernel that uses sockets in the folder of the run, if possible.
-
-    Otherwise it uses ports, which another run could take.
-    """
+    """Return settings of a kernel with sockets in the run's folder: others could take ports."""
     path = os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], f"k{os.getpid()}")
     if os.name != "posix" or len(os.fsencode(path)) > LONGEST:
         return Config()
@@ -35,16 +32,10 @@ def sockets():
 
 
 def execute(path, target, cell_seconds, core, report):
-    """Execute a notebook, and write it to `target`.
+    """Execute the notebook at `path`, or its core, and write the executed one to `target`.
 
-    Args:
-        path: the path of the notebook, which is only read.
-        target: the path of the executed notebook.
-        cell_seconds: time limit of a cell.
-        core: whether to execute the core only.
-        report: a function that takes `cell`, the number of a code cell that starts, or `done`, of
-            one that ended; finally `failure`, a line for the table, and `details`, both "" on
-            success.
+    `report`: a function that takes `cell`, the number of a code cell that starts, or `done`, of one
+    that ended; finally `failure`, a line for the table, and `details`, both "" on success.
     """
     notebook, started = read_chapter(path, core), []
     for cell in notebook.cells:

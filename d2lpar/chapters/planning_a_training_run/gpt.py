@@ -151,7 +151,7 @@ class Head(nn.Module):
 class _CrossEntropy(torch.autograd.Function):
     """Megatron's kernels and its three sums, for their time only.
 
-    `sharded_layers.split_cross_entropy` computes the values, with two sums.
+    `split_cross_entropy` of chapter 10 computes the values, with two sums.
     """
 
     @staticmethod

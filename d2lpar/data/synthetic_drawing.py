@@ -118,7 +118,7 @@ def draw_classes(classes, draw, shape, num_images, seed):
         raise ValueError(f"num_images must be a multiple of {len(classes)}: got {num_images}")
     images = torch.empty(num_images, *shape, dtype=torch.uint8, device="cpu")
     labels = torch.empty(num_images, dtype=torch.uint8, device="cpu")
-    # Another seed: shuffling after manual_seed(seed) would repeat it and sort images by class.
+    # ORDER: a reader's randperm after manual_seed(seed) would undo this permutation.
     order = torch.randperm(num_images, generator=_generator(seed + ORDER), device="cpu")
 
     def draw_chunk(number, label, rows):

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 import d2lpar
 from d2lpar import collectives
-from d2lpar.chapters.tensor_parallelism import sharded_layers
-from d2lpar.chapters.tensor_parallelism.sharded_layers import split_cross_entropy
+from d2lpar.chapters.tensor_parallelism import copied, summed
+from d2lpar.chapters.tensor_parallelism.cross_entropy import split_cross_entropy
 from d2lpar.collectives import CollectiveCounter
 
 
@@ -52,8 +52,8 @@ def values(parts):
 def test_copied_and_summed_are_each_what_the_other_does_backwards(devices):
     two = devices[:2]
     for function, forward, backward in (
-        (sharded_layers.copied, [[1.0, 2.0], [10.0, 20.0]], [[11.0, 11.0]] * 2),
-        (sharded_layers.summed, [[11.0, 22.0]] * 2, [[1.0, 1.0], [10.0, 10.0]]),
+        (copied, [[1.0, 2.0], [10.0, 20.0]], [[11.0, 11.0]] * 2),
+        (summed, [[11.0, 22.0]] * 2, [[1.0, 1.0], [10.0, 10.0]]),
     ):
         parts = [torch.tensor([a, 2 * a], device=d) for a, d in zip((1.0, 10.0), two, strict=True)]
         [part.requires_grad_() for part in parts]
@@ -68,11 +68,11 @@ def test_a_counter_counts_its_block_and_no_single_device(devices):
     ones = [torch.ones(4, device=device).requires_grad_() for device in devices]
     with CollectiveCounter() as outer:
         with CollectiveCounter() as inner:
-            outputs = sharded_layers.copied(ones)
+            outputs = copied(ones)
             collectives.allgather(ones)
         torch.autograd.backward([output.sum() for output in outputs])
-        sharded_layers.summed(ones[:1])
-    sharded_layers.summed(ones)
+        summed(ones[:1])
+    summed(ones)
     assert (inner.barriers, outer.barriers) == (1, 2)
 
 
