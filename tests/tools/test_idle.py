@@ -9,7 +9,7 @@ import idle
 import pytest
 import torch
 
-from vgpu.other_programs import Taken
+from vgpu.other_programs import CpuShares
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from vgpu.other_programs import Taken
     ],
 )
 def test_when_a_machine_is_idle(others, stolen, gain, reasons):
-    taken = Taken()
+    taken = CpuShares()
     taken.seconds, taken.others, taken.stolen = 1.0, others, stolen
     assert idle.disturbances(taken, gain) == reasons
 
@@ -31,7 +31,7 @@ def test_one_core_has_no_two_threads(monkeypatch):
     monkeypatch.setattr(idle, "cores_of_this_process", lambda: 1)
     monkeypatch.setattr(idle, "_products", pytest.fail)
     gain = idle.gain_of_two_threads()
-    assert math.isnan(gain) and idle.disturbances(Taken(), gain) == []
+    assert math.isnan(gain) and idle.disturbances(CpuShares(), gain) == []
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ def waiting(monkeypatch):
     """A clock that goes on with each look at the machine; return what will be seen, and said."""
     now, seen, said = [0.0], [], []
 
-    def taken_now(seconds):
+    def measure_cpu_shares(seconds):
         now[0] += seconds
 
     def disturbances(taken, gain):
         return seen.pop(0) if len(seen) > 1 else seen[0]
 
     monkeypatch.setattr(idle, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(idle, "taken_now", taken_now)
+    monkeypatch.setattr(idle, "measure_cpu_shares", measure_cpu_shares)
     monkeypatch.setattr(idle, "gain_of_two_threads", lambda: 2.0)
     monkeypatch.setattr(idle, "disturbances", disturbances)
     return seen, said

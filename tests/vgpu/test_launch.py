@@ -28,7 +28,7 @@ import torch.distributed as dist
 from waiting import is_alive, wait_until
 
 import d2lpar
-from vgpu import figures_of_ranks
+from vgpu.devices.device_setup import figures_of_ranks
 from vgpu.processes import agent
 from vgpu.processes import rank as rank_module
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from vgpu import cores_of_this_process, set_thread_count
-from vgpu.other_programs import taken_now
+from vgpu.other_programs import measure_cpu_shares
 
 SHARE = 0.05  # maximum share of CPU time of other programs or the hypervisor
 GAIN = 1.8  # minimum speed-up of two threads
@@ -19,7 +19,7 @@ LOOK = 3.0  # duration of a measurement, in seconds
 def disturbances(taken, gain):
     """List the reasons why the machine is not idle, as sentences.
 
-    `taken`: a `vgpu.other_programs.Taken`; `gain`: the speed-up of two threads.
+    `taken`: a `vgpu.other_programs.CpuShares`; `gain`: the speed-up of two threads.
     """
     found = taken.sentences(SHARE)
     if gain < GAIN:
@@ -38,7 +38,7 @@ def wait(say, stopped=lambda: False):
         "" if the machine is idle, otherwise the reasons why it is not.
     """
     start, said = time.monotonic(), float("-inf")
-    while found := disturbances(taken_now(LOOK), gain_of_two_threads()):
+    while found := disturbances(measure_cpu_shares(LOOK), gain_of_two_threads()):
         now = time.monotonic()
         if stopped() or now - start > PATIENCE:
             return f"after {(now - start) / 60:.0f} minutes: {'; '.join(found)}"

@@ -99,7 +99,7 @@ class Device:
 
     def link_to(self, other):
         """Return the `Link` to another `Device`, None for no limit."""
-        scheduler.check_clocks(self, other)
+        scheduler.check_same_clock(self, other)
         return self.peer_link if self.model is None else self.model.link_to(other)
 
     def new_stream(self, priority=0):

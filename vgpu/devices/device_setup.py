@@ -139,7 +139,7 @@ def _figures(n, machines, threads, memory, link, peer_link):
 def _configure(n, figures):
     """Configure `n` devices, on the wall clock; create those that do not exist yet."""
     if registry.devices:
-        scheduler.check_process()
+        scheduler.check_not_forked()
     else:
         from vgpu.devices import backend
 

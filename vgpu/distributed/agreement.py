@@ -54,7 +54,7 @@ def disagreement(calls):
     return "\n".join(["the ranks disagree:", *lines])
 
 
-def host_number():
+def machine_id():
     """Return an identifier of this machine's boot; ranks with equal ones share a clock."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -85,13 +85,13 @@ class Agreement:
 
     @classmethod
     def of(cls, table, ready):
-        """Return the agreement of ranks whose rows `Table` has exchanged; `ready` is one's own."""
+        """Return the agreement of ranks from their rows; `ready` is this rank's time."""
         one_clock = bool((table[:, 4] == table[0, 4]).all())
         start = table[:, 1].max().item() if one_clock else max(ready, perf_counter())
         return cls(start, table[:, 2].min().item(), table[:, 3].max().item())
 
 
-class Table:
+class GlooConnections:
     """The ranks of a process group, and their gloo connections."""
 
     def __init__(self, store, rank, size, global_ranks, timeout):
@@ -99,7 +99,7 @@ class Table:
         self.global_ranks = global_ranks
         self.timeout = timeout
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self.host = host_number()
+        self.machine = machine_id()
 
     def set_timeout(self, timeout):
         self.timeout = timeout
@@ -150,7 +150,7 @@ class Table:
         `common` is the part of the call that is equal on all ranks, by default all of it.
         """
         number = zlib.crc32((common or call).encode())
-        row = number, ready, *bandwidth_and_latency(link), self.host, failure is not None
+        row = number, ready, *bandwidth_and_latency(link), self.machine, failure is not None
         row = torch.tensor(row, dtype=torch.float64)
         try:
             table = torch.stack(exchange(row))

@@ -13,18 +13,18 @@ class Collective(Op):
         shapes_of: tensors whose shapes must be equal on all ranks; by default the inputs.
         cost_bytes: bytes for `cost`; by default those of inputs or outputs, the larger.
         peer, sends: of a message, the other rank in the group and the direction.
-        is_read: whether other ranks read the inputs.
 
     Attributes:
         text: the call with its shapes; equal on all ranks.
         key: identifies the collective on all ranks; its last part is a counter.
         members: participating ranks, numbered as in the default group.
         failure: the error that prevents it from running on a modelled clock, or None.
+        is_read: whether other ranks read the inputs.
         has_values: whether all ranks have the values that others read.
     """
 
     key = members = failure = None
-    has_values = True
+    is_read = has_values = True
 
     def __init__(
         self,
@@ -39,11 +39,10 @@ class Collective(Op):
         cost_bytes=None,
         peer=None,
         sends=None,
-        is_read=True,
     ):
         super().__init__(name, "collective", None, None)
         self.inputs, self.outputs, self.move, self._cost = inputs, outputs, move, cost
-        self.peer, self.sends, self.is_read = peer, sends, is_read
+        self.peer, self.sends = peer, sends
         if cost_bytes is None:
             cost_bytes = max(bytes_of(inputs), bytes_of(outputs))
         self._cost_bytes = cost_bytes

@@ -11,7 +11,7 @@ from vgpu.runtime.scheduler import Op, note_sync, wait
 from vgpu.runtime.threads import issue_op
 from vgpu.tensors import lazy
 from vgpu.tensors.cells import CPU, META, Cell, TensorLayout, Unavailable, fetch, is_known, revive
-from vgpu.tensors.tensor import VirtualTensor, new_tensor, refuse
+from vgpu.tensors.tensor import VirtualTensor, new_tensor, refuse_without_values
 
 
 def is_pinned(tensor):
@@ -169,7 +169,7 @@ def _local_scalar_dense(func, args, kwargs):
     if source._cell.layout.device.has_values or is_known(source._cell):
         return target.item()
     if source.dtype == torch.bool:
-        refuse("item of a bool")
+        refuse_without_values("item of a bool")
     return float("nan")
 
 

@@ -16,12 +16,12 @@ from vgpu.operators.plans import (
     SAME,
     VIEW,
     Plan,
-    draw,
     find_operator,
     find_plan,
     keep_plan,
     operator_of,
     tables,
+    use_generator,
 )
 from vgpu.private.dispatch import (
     check_kernel,
@@ -51,7 +51,7 @@ from vgpu.tensors.tensor import (
     become,
     copy_to_device,
     has_values,
-    refuse,
+    refuse_without_values,
     wrap,
 )
 
@@ -318,7 +318,7 @@ class Call:
             error = self.refused and self._refusal()
             if error is not None:
                 raise error
-            refuse(self.operator.name)
+            refuse_without_values(self.operator.name)
         box = []
         operator, tensors, device = self.operator, self.tensors, self.device
         if SYNCHRONIZING & {*operator.func.tags}:
@@ -335,7 +335,7 @@ class Call:
 
         op = Op(operator.name, "kernel", device.compute, work, self.values, self.kwvalues)
         if operator.random:
-            draw(op, operator, device)
+            use_generator(op, operator, device)
         issue_op(op, device)
         if operator.written:
             for cell in (tensor._cell for tensor in tensors):

@@ -243,7 +243,7 @@ class Plan:
         op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
         op.plan = self
         if operator.random:
-            draw(op, operator, device)
+            use_generator(op, operator, device)
         issue_op(op, device)
         if type(out) is Cell:
             out.writer = op
@@ -309,7 +309,7 @@ class Plan:
         return layout.empty(CPU).copy_(value)
 
 
-def draw(op, operator, device):
+def use_generator(op, operator, device):
     """Make a kernel draw from the generator among its arguments, or from that of its device."""
     place, given = operator.generator, None
     if place is not None and place < len(op.args):

@@ -123,7 +123,7 @@ class Agent(LocalElasticAgent):
         self.output.show()
         if self.interrupts:
             store = store_of(self.folder, self._attempt, self.nproc)
-            self.where = roll_call.where(store, self.nproc, lambda: self.interrupts > 1)
+            self.where = roll_call.locate_ranks(store, self.nproc, lambda: self.interrupts > 1)
             self.kill()
             self._remaining_restarts = 0
             return RunResult(WorkerState.FAILED)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import cloudpickle
 
-from vgpu import figures_of_ranks
+from vgpu.devices.device_setup import figures_of_ranks
 from vgpu.processes.rank import dumps
-from vgpu.runtime.interrupts import held_back
+from vgpu.runtime.interrupts import defer_interrupts
 
 TIMEOUT = 30.0  # seconds; under torchrun, where machines start one by one, it is 120
 _OPTIONS = ("nproc", "timeout", "max_restarts")
@@ -70,7 +70,7 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
         Path(folder, "call").write_bytes(call)
         agent = Agent(folder, nproc, timeout, max_restarts)
         try:
-            with held_back(agent.interrupt):
+            with defer_interrupts(agent.interrupt):
                 agent.run()
         except KeyboardInterrupt:  # raised again below, without torch's traceback
             agent.error = KeyboardInterrupt(agent.where)

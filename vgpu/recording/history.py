@@ -22,7 +22,7 @@ _SHIFT = 44  # bits of an address within a device
 ACTIONS = "alloc free_requested free_completed segment_alloc segment_free oom snapshot".split()
 
 
-class Known(NamedTuple):
+class RecordedBlock(NamedTuple):
     """A block in use, or held by a stream; `frames` are dicts, innermost first."""
 
     address: int
@@ -38,7 +38,7 @@ class History:
         self._memory = memory
         # Below 2**53, from which on JavaScript's numbers are not exact.
         self._begin = (memory.device.index + 1) << _SHIFT
-        self._blocks = {}  # key, the block's address in `Memory` -> `Known`
+        self._blocks = {}  # key, the block's address in `Memory` -> `RecordedBlock`
         self._place = functools.cache(_place)  # equal frames share a dict, for small files
         self.configure(None, 0, ())
         memory.collect()
@@ -72,7 +72,9 @@ class History:
 
     def _add(self, key, num_bytes, stream, frames):
         if num_bytes:
-            self._blocks[key] = Known(self._begin + key % (1 << _SHIFT), num_bytes, stream, frames)
+            self._blocks[key] = RecordedBlock(
+                self._begin + key % (1 << _SHIFT), num_bytes, stream, frames
+            )
 
     def _note(self, action, address, size, stream, frames=()):
         if action not in self._skipped and self._entries.maxlen:

@@ -21,7 +21,7 @@ _ENGINE = re.compile(re.escape(_OWN) + r"runtime/engines\.py\(\d+\): _run$")  # 
 _DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH", "p2p": "PtoP"}
 
 
-class Work:
+class ProfiledWork:
     """A recording of the GPUs' work, from its creation until `stop`.
 
     `activities` are names of Kineto's, "GPU_MEMCPY" and "CONCURRENT_KERNEL"; None for all.

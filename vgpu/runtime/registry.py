@@ -44,9 +44,9 @@ def devices_in_use(ever=False):
     return [device.torch_device for device in (devices if ever else devices[:count])]
 
 
-def place(where, machine):
+def move_to_machine(where, machine):
     """Move a modelled GPU to machine number `machine`, from 0, of its cluster."""
-    find(where).model.host = machine
+    find(where).model.machine_index = machine
 
 
 def synchronize(*devices):

@@ -286,7 +286,7 @@ class Memory:
 
         This runs in the simulator's thread, which no interrupt reaches.
         """
-        scheduler.clock.ask_and_wait(self._apply_events, then)
+        scheduler.clock.call_and_wait(self._apply_events, then)
         return self._caching
 
     def _apply_events(self, then):

@@ -8,6 +8,7 @@ size before it gathers the parameter again.
 import ctypes
 import mmap
 import re
+import weakref
 
 import torch
 
@@ -43,6 +44,10 @@ class DeviceStorage(torch.UntypedStorage):
 
     def __hash__(self):
         return hash(self._block)
+
+    def weak_key(self):
+        """Return a key that is equal for all views, and does not keep the storage alive."""
+        return weakref.ref(self._block)
 
     def flat(self, dtype=None):
         """Return all of the storage as a tensor of one dimension, by default of its own dtype."""
