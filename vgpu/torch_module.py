@@ -15,7 +15,7 @@ from vgpu.private.virtual_tables import PRIVATE_USE_1
 from vgpu.runtime import registry, scheduler, threads
 from vgpu.runtime.identity import identity_of, properties_of
 from vgpu.runtime.scheduler import Op, wait_all
-from vgpu.tensors.device_memory import MIB
+from vgpu.tensors.caching import MIB
 
 _initialized = True  # torch.utils.checkpoint reads it before it saves random number states
 

@@ -902,7 +902,7 @@ def test_a_text_of_many_tensors_has_some_shapes_and_all_elements():
         (8, f"all_reduce({shapes}, sum)"),
         (9, f"all_reduce({shapes}, ... (9 tensors, 45 elements), sum)"),
     ):
-        call = Collective("all_reduce", tensors[:count], [], None, None, "sum")
+        call = Collective("all_reduce", tensors[:count], [], "sum")
         assert call.text == text
 
 

@@ -34,13 +34,7 @@ from vgpu.runtime.interrupts import defer_interrupts
 from vgpu.runtime.notebook import adapt_to_notebook
 from vgpu.tensors import storages
 from vgpu.tensors.generators import Generator
-from vgpu.tensors.tensor import (
-    REFUSALS,
-    VirtualTensor,
-    can_become,
-    on_virtual_gpu,
-    set_data,
-)
+from vgpu.tensors.tensor import REFUSALS, VirtualTensor, can_become, on_virtual_gpu, set_data
 
 
 def register():

@@ -76,8 +76,8 @@ def virtual_gpus(
         raise ValueError(f"the number of virtual GPUs must be a positive integer: got {n!r}")
     if n > MAX_DEVICES:
         raise ValueError(
-            f"torch supports at most {MAX_DEVICES} devices: got {n}; one modelled GPU can "
-            "represent many equal ones, see vgpu.equal_ranks"
+            f"n must be at most {MAX_DEVICES} devices: got {n}; one modelled GPU can represent "
+            "many equal ones, see vgpu.equal_ranks"
         )
     if not isinstance(values, bool):
         raise TypeError(f"values must be True or False: got {values!r}")

@@ -127,17 +127,18 @@ class GlooConnections:
         return self._agree(call, ready, link, failure, self.global_ranks, gather)
 
     def agree_with(self, other, sends, call, ready, link, failure):
+        """Return the `Agreement` with one rank on a message, which this rank sends or receives."""
         tags = iter(((0, 1), (2, 2)))
 
         def swap(mine):
-            (there, back), its = next(tags), torch.empty_like(mine)
+            (there, back), theirs = next(tags), torch.empty_like(mine)
             if sends:
                 self.gloo.send([mine], other, there).wait()
-                self.gloo.recv([its], other, back).wait()
+                self.gloo.recv([theirs], other, back).wait()
             else:
-                self.gloo.recv([its], other, there).wait()
+                self.gloo.recv([theirs], other, there).wait()
                 self.gloo.send([mine], other, back).wait()
-            return [mine, its]
+            return [mine, theirs]
 
         ranks = [self.global_ranks[rank] for rank in (self.rank, other)]
         name = f"send of {call} to" if sends else f"recv of {call} from"

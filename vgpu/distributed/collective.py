@@ -1,5 +1,8 @@
 """Collective: an op in which several ranks take part."""
 
+import functools
+
+from vgpu.distributed import collective_costs, exchange
 from vgpu.runtime.scheduler import Op
 
 
@@ -7,12 +10,13 @@ class Collective(Op):
     """One rank's call of a collective, or of a message.
 
     Args:
-        move: function(gloo, inputs, outputs) of flat CPU tensors; see exchange.py.
-        cost: function(k, bytes, route); see collective_costs.py.
+        name: the called function, in recordings and errors.
         detail: further text that must be equal on all ranks.
+        kind: the name of its functions in exchange.py and collective_costs.py; by default `name`.
         shapes_of: tensors whose shapes must be equal on all ranks; by default the inputs.
-        cost_bytes: bytes for `cost`; by default those of inputs or outputs, the larger.
+        cost_bytes: bytes that its cost depends on; by default the inputs' or outputs', the larger.
         peer, sends: of a message, the other rank in the group and the direction.
+        arguments: further ones of the function in exchange.py.
 
     Attributes:
         text: the call with its shapes; equal on all ranks.
@@ -31,17 +35,19 @@ class Collective(Op):
         name,
         inputs,
         outputs,
-        move,
-        cost,
         detail="",
+        kind=None,
         *,
         shapes_of=None,
         cost_bytes=None,
         peer=None,
         sends=None,
+        **arguments,
     ):
         super().__init__(name, "collective", None, None)
-        self.inputs, self.outputs, self.move, self._cost = inputs, outputs, move, cost
+        self.inputs, self.outputs = inputs, outputs
+        self.move = functools.partial(getattr(exchange, kind or name), **arguments)
+        self._cost = getattr(collective_costs, kind or name)
         self.peer, self.sends = peer, sends
         if cost_bytes is None:
             cost_bytes = max(bytes_of(inputs), bytes_of(outputs))

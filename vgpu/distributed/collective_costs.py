@@ -56,9 +56,6 @@ def all_gather(k, num_bytes, route):
     return CollectiveCost(k - 1, (k - 1) * num_bytes // k, route.machines - 1)
 
 
-reduce_scatter = all_gather
-
-
 def all_to_all(k, num_bytes, route):
     """Return the `CollectiveCost` of all_to_all, `num_bytes` for all parts of a rank.
 
@@ -73,14 +70,14 @@ def broadcast(k, num_bytes, route):
     return CollectiveCost(k - 1, num_bytes if k > 1 else 0, route.machines - 1)
 
 
-reduce = broadcast
-
-
 def gather(k, num_bytes, route):
     """Return the `CollectiveCost` of gather and scatter: `num_bytes` a rank on the root's link."""
     return CollectiveCost(k - 1, (k - 1) * num_bytes, route.machines - 1)
 
 
-def message(k, num_bytes, route):
+def send(k, num_bytes, route):
     """Return the `CollectiveCost` of a message from one rank to another."""
     return CollectiveCost(1, num_bytes, route.machines - 1)
+
+
+reduce_scatter, reduce, scatter, recv, barrier = all_gather, broadcast, gather, send, all_reduce

@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 
 from vgpu.distributed import BACKEND, exchange
-from vgpu.distributed import collective_costs as costs
 from vgpu.distributed.agreement import NO_LINK, Agreement, GlooConnections, bandwidth_and_latency
 from vgpu.distributed.collective import Collective, bytes_of, described
 from vgpu.distributed.equal_ranks import EqualRanks, EqualRanksGloo
@@ -202,24 +201,21 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _all_reduce(self, name, tensors, opts):
         reduction = self._reduction(opts, tensors)
-        move = functools.partial(exchange.all_reduce, reduction=reduction)
-        return self._issue(
-            Collective(name, tensors, tensors, move, costs.all_reduce, reduction.name)
-        )
+        call = Collective(name, tensors, tensors, reduction.name, "all_reduce", reduction=reduction)
+        return self._issue(call)
 
     @_by_device
     def reduce(self, tensors, opts=None):
         opts = opts or dist.ReduceOptions()
-        reduction = self._reduction(opts, tensors)
-        move = functools.partial(exchange.reduce, reduction=reduction, root=opts.rootRank)
-        detail = f"{reduction.name}, {self._root(opts.rootRank)}"
-        return self._issue(Collective("reduce", tensors, tensors, move, costs.reduce, detail))
+        reduction, root = self._reduction(opts, tensors), opts.rootRank
+        detail = f"{reduction.name}, {self._root(root)}"
+        call = Collective("reduce", tensors, tensors, detail, reduction=reduction, root=root)
+        return self._issue(call)
 
     @_by_device
     def broadcast(self, tensors, opts=None):
         root = (opts or dist.BroadcastOptions()).rootRank
-        move, detail = functools.partial(exchange.broadcast, root=root), self._root(root)
-        call = Collective("broadcast", tensors, tensors, move, costs.broadcast, detail)
+        call = Collective("broadcast", tensors, tensors, self._root(root), root=root)
         call.is_read = self._rank == root
         return self._issue(call)
 
@@ -246,7 +242,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _all_gather(self, name, wholes, inputs, result=None):
         outputs = self._parts_of(name, wholes, inputs)
-        call = Collective(name, inputs, outputs, exchange.all_gather, costs.all_gather)
+        call = Collective(name, inputs, outputs, kind="all_gather")
         return self._issue(call, result or wholes)
 
     @_by_device
@@ -270,8 +266,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def _reduce_scatter(self, name, outputs, wholes, opts):
         inputs = self._parts_of(name, wholes, outputs)
         reduction = self._reduction(opts, inputs)
-        move = functools.partial(exchange.reduce_scatter, reduction=reduction)
-        call = Collective(name, inputs, outputs, move, costs.reduce_scatter, reduction.name)
+        kind = "reduce_scatter"
+        call = Collective(name, inputs, outputs, reduction.name, kind, reduction=reduction)
         return self._issue(call)
 
     @_by_device
@@ -293,8 +289,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _all_to_all(self, name, outputs, inputs, result):
         dtypes = str({tensor.dtype for tensor in (*inputs, *outputs)})
-        move = exchange.all_to_all
-        call = Collective(name, inputs, outputs, move, costs.all_to_all, dtypes, shapes_of=[])
+        call = Collective(name, inputs, outputs, dtypes, "all_to_all", shapes_of=[])
         return self._issue(call, result)
 
     @_by_device
@@ -313,15 +308,12 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _gather_or_scatter(self, name, inputs, outputs, root, own):
         """Return the `Collective` of a gather or scatter; `own` is each rank's part."""
-        move = functools.partial(getattr(exchange, name), root=root)
-        num_bytes, detail = bytes_of(own), self._root(root)
-        return Collective(
-            name, inputs, outputs, move, costs.gather, detail, shapes_of=own, cost_bytes=num_bytes
-        )
+        sizes = {"shapes_of": own, "cost_bytes": bytes_of(own)}
+        return Collective(name, inputs, outputs, self._root(root), root=root, **sizes)
 
     def barrier(self, opts=None):
         """Make the host wait until all ranks have joined."""
-        call = Collective("barrier", [], [], exchange.barrier, costs.all_reduce, cost_bytes=4)
+        call = Collective("barrier", [], [], cost_bytes=4)
         where = self.bound_device
         if where is None and not registry.chosen:  # as NCCL's backend: used before, or a guess
             guess = self._ranks[self._rank] % max(registry.count, 1)
@@ -347,14 +339,12 @@ class VirtualProcessGroup(dist.ProcessGroup):
         (tensor,) = tensors
         if other == self._rank:
             raise ValueError(f"a rank cannot exchange messages with itself: got rank {other}")
-        move = functools.partial(exchange.send if sends else exchange.recv, other=other)
         inputs, outputs = (tensors, []) if sends else ([], tensors)
         dtype = str(tensor.dtype).removeprefix("torch.")
         detail = f"{tensor.numel()} of {dtype}"  # shapes and tags may differ, as for NCCL
-        ends = {"shapes_of": [], "peer": other, "sends": sends}
-        return self._issue(
-            Collective("message", inputs, outputs, move, costs.message, detail, **ends)
-        )
+        kind, ends = "send" if sends else "recv", {"peer": other, "sends": sends, "other": other}
+        call = Collective("message", inputs, outputs, detail, kind, shapes_of=[], **ends)
+        return self._issue(call)
 
     # -- coalescing
 
@@ -402,7 +392,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             each = self._parts(name, whole, part) if isinstance(whole, torch.Tensor) else whole
             if len(each) != self._size:
                 raise ValueError(
-                    f"{name}: {self._size} ranks require as many tensors: got {len(each)}"
+                    f"{name}: a list must have {self._size} tensors, one a rank: got {len(each)}"
                 )
             for one in each:
                 if (one.numel(), one.dtype) != (part.numel(), part.dtype):

@@ -45,9 +45,8 @@ def share_of_network(op, num_ranks, machine_index):
     """Return a rank's share of its machine's network bandwidth, latency and start-up.
 
     All ranks of a machine are assumed to use the network at the same time. Each gets an equal share
-    of the cards; a group gets the shares of all its ranks. A message gets a whole card. The
-    `num_ranks` ranks fill machines in turn; the last may have fewer. This one is in number
-    `machine_index`.
+    of the cards; a group gets the shares of all its ranks. A message gets a whole card. `num_ranks`
+    ranks fill machines in turn, so the last may have fewer.
     """
     machine = op.engine.device.model.machine
     if machine.network is None:
@@ -62,10 +61,7 @@ def share_of_network(op, num_ranks, machine_index):
 
 
 def route(machines, inside, between):
-    """Return the `Route` of a collective, given the machine of each of its ranks.
-
-    `inside` and `between` have each rank's `link_in_machine` and `share_of_network`.
-    """
+    """Return the `Route` of a collective, from machine, link and network share of each rank."""
     narrowest, latency, startup = _slowest(inside)
     in_each = Counter(machines)
     if len(in_each) == 1:

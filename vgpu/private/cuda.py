@@ -110,10 +110,8 @@ def patch_messages(tensor_class):
     """Name "cuda" in errors of C++ code: for gradients of tensors of a class, recurrent layers."""
     grad, recurrent = torch.Tensor.grad, ("lstm", "gru", "rnn_tanh", "rnn_relu")
     tensor_class.grad = property(grad.__get__, naming_device("cuda", grad.__set__), grad.__delete__)
-    replace(
-        torch._VF,
-        **{name: naming_device("cuda", getattr(torch._VF, name)) for name in recurrent},
-    )
+    for name in recurrent:
+        setattr(torch._VF, name, naming_device("cuda", getattr(torch._VF, name)))
 
 
 def patch_autocast():

@@ -202,10 +202,8 @@ def _waits(frame):
 
     On a modelled clock it waits for the timekeeper.
     """
-    return (
-        frame.f_code.co_filename == agreement.__file__
-        or frame.f_code is KeeperConnection.ask.__code__
-    )
+    code = frame.f_code
+    return code.co_filename == agreement.__file__ or code is KeeperConnection.ask.__code__
 
 
 _TORCH = tuple(os.path.dirname(package.__file__) for package in (torch, virtual))

@@ -25,7 +25,7 @@ error_name = "vgpu"  # of the devices in errors; "CUDA" if the device type is "c
 SWITCH_INTERVAL = 1e-4  # seconds
 QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA blocks the host at about this number, too
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # vgpu's folder
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
 _recordings = ()  # lists to which spans of finished ops are appended
 _forks = []  # not empty in a fork of a process with virtual GPUs
@@ -369,7 +369,7 @@ def note_sync():
         if sync_debug_mode == 2:
             raise RuntimeError(text)
         frame, level = sys._getframe(), 1
-        while (file := frame.f_code.co_filename).startswith(_OWN) or "_ops.py" in file:
+        while (file := frame.f_code.co_filename).startswith(PACKAGE) or "_ops.py" in file:
             frame, level = frame.f_back, level + 1
         warnings.warn(text, stacklevel=level)  # at the caller, outside vgpu and torch.ops
 

@@ -1,5 +1,7 @@
 """Layouts of tensors, and cells, which hold their values once computed."""
 
+from math import prod
+
 import torch
 
 from vgpu.private.tensors import set_conj, set_neg
@@ -202,10 +204,8 @@ def is_known(cell):
 
 def is_whole(cell):
     """Return whether a tensor covers all of its memory."""
-    layout, elements = cell.layout, 1
-    for length in layout.size:
-        elements *= length
-    return elements * layout.dtype.itemsize == cell.root().layout.num_bytes
+    layout = cell.layout
+    return prod(layout.size) * layout.dtype.itemsize == cell.root().layout.num_bytes
 
 
 def forget(cell):

@@ -46,7 +46,7 @@ class DeviceStorage(torch.UntypedStorage):
         return hash(self._block)
 
     def weak_key(self):
-        """Return a key that is equal for all views, and does not keep the storage alive."""
+        """Return a key that is equal for all views and does not keep the storage alive."""
         return weakref.ref(self._block)
 
     def flat(self, dtype=None):
