@@ -211,7 +211,7 @@ def is_initialized():
 
     If not, `init_device_mesh` chooses the GPU of the local rank, as on CUDA.
     """
-    return registry.chosen or has_worked()
+    return registry.device_was_set or has_worked()
 
 
 def has_worked():
@@ -238,7 +238,7 @@ def current_device():
 def set_device(device):
     """Make `device` the calling thread's current device."""
     threads.thread.device = registry.find(device).index
-    registry.chosen = True
+    registry.device_was_set = True
 
 
 def synchronize(device=None):

@@ -84,5 +84,5 @@ _plain_type = torch.Tensor.type
 def report_as_cuda(cls):
     """Make a class of tensor wrappers report virtual GPUs as "cuda"."""
     device = cls.device
-    cls.device = property(lambda tensor: registry.named(device.__get__(tensor)))
+    cls.device = property(lambda tensor: registry.with_program_type(device.__get__(tensor)))
     cls.is_cuda = property(lambda tensor: tensor.device.type == "cuda")

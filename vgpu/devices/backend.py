@@ -73,7 +73,7 @@ def register():
             kernels=(autocast.register, attention.register, checks.register),
             refusals=REFUSALS,
         )
-        patch_backward(StreamsOfForward, registry.device_type, registry.named)
+        patch_backward(StreamsOfForward, registry.device_type, registry.with_program_type)
         patch_distributed_backward()
         patch_classes(
             stream=lambda device, priority=0: torch_module.Stream(device, priority),

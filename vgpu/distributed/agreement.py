@@ -45,7 +45,7 @@ def ranks_text(ranks):
     return f"rank{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
-def disagreement(calls):
+def disagreement_text(calls):
     """Return the error message for ranks with different calls, given {rank: call}."""
     ranks_of = {}
     for rank, call in sorted(calls.items()):
@@ -161,7 +161,7 @@ class GlooConnections:
             texts = map(_as_text, exchange(_as_bytes(text)))
         except RuntimeError as error:  # a gloo error
             raise self._failed(call, error) from None
-        raise dist.DistBackendError(disagreement(dict(zip(ranks, texts, strict=True))))
+        raise dist.DistBackendError(disagreement_text(dict(zip(ranks, texts, strict=True))))
 
     # -- errors
 

@@ -315,7 +315,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         """Make the host wait until all ranks have joined."""
         call = Collective("barrier", [], [], cost_bytes=4)
         where = self.bound_device
-        if where is None and not registry.chosen:  # as NCCL's backend: used before, or a guess
+        if where is None and not registry.device_was_set:  # like NCCL: used before, or a guess
             guess = self._ranks[self._rank] % max(registry.count, 1)
             where = min((index for index, _, _ in self._lanes), default=guess)
         return self._issue(call, device=registry.find(where), blocks=True)

@@ -33,7 +33,7 @@ from queue import Empty, SimpleQueue
 from traceback import format_exc
 from typing import NamedTuple
 
-from vgpu.distributed.agreement import disagreement, ranks_text
+from vgpu.distributed.agreement import disagreement_text, ranks_text
 from vgpu.distributed.routes import route
 
 _PATIENCE = 0.5  # seconds of silence after which a host is assumed to wait
@@ -197,7 +197,7 @@ class Keeper:
         texts = {post.text for post in meeting.posts.values()}
         if len(texts) > 1:
             texts = {rank: post.text for rank, post in meeting.posts.items()}
-            self._fail(meeting, key, disagreement(texts))
+            self._fail(meeting, key, disagreement_text(texts))
         elif meeting.failure is not None:
             self._fail(meeting, key, f"{meeting.failure}\n  rank {number} joined after that")
         elif not meeting.missing():

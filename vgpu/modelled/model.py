@@ -62,7 +62,7 @@ class Model:
             for direction in ("out", "in")
         )
         compute, h2d, d2h, p2p = self.engines
-        self._needs = {
+        self._resources = {
             compute: (compute,),
             h2d: (h2d, down, self._trunk_down),
             d2h: (d2h, up, self._trunk_up),
@@ -108,16 +108,16 @@ class Model:
         known = [link for link in links if link is not None]
         return min(known, key=lambda link: link.bandwidth, default=None)
 
-    def needs(self, op):
+    def resources_of(self, op):
         """Return the `Resource`s that an op occupies: its engine, and directions of links."""
         if op.kind == "collective":
             return op.engine, *op.directions(self._out, self._in)
         if op.receiver is None:
-            return self._needs[op.engine]
+            return self._resources[op.engine]
         other = op.receiver.device.model
-        needs = [op.engine, self._out, other._in]
+        resources = [op.engine, self._out, other._in]
         if other.machine_index != self.machine_index:
-            needs += self._network_out, other._network_in
+            resources += self._network_out, other._network_in
         if self._over_link and other._switch != self._switch:
-            needs += self._trunk_up, other._trunk_down
-        return needs
+            resources += self._trunk_up, other._trunk_down
+        return resources

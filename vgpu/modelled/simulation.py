@@ -32,8 +32,8 @@ from vgpu.tensors.cells import (
     ONLY_WRITTEN,
     Cell,
     cells_in,
+    drop_values,
     fail,
-    forget,
     is_known,
     is_whole,
     may_have_values,
@@ -131,15 +131,15 @@ class Simulation(scheduler.DeviceClock):
 
     Args:
         name: the modelled hardware.
-        issuing: the `Host` with the host time of operators.
+        host: the `Host` with the host time of operators.
         values: whether ops are computed, not only timed.
     """
 
     is_modelled, meetings = True, None
 
-    def __init__(self, name, issuing, values=True):
+    def __init__(self, name, host, values=True):
         self.name = name
-        self.issuing = issuing
+        self.host = host
         self.values = values
         self._hosts = threading.local()
         self.num_hosts = 0
@@ -149,12 +149,12 @@ class Simulation(scheduler.DeviceClock):
 
     def start(self):
         patch_threads()
-        self.issuing.start()
+        self.host.start()
         program_clock.start()
 
     def stop(self):
         program_clock.stop()
-        self.issuing.stop()
+        self.host.stop()
         if self.meetings is not None:
             self.meetings.leave()
 
@@ -188,7 +188,7 @@ class Simulation(scheduler.DeviceClock):
         self.advance(seconds * self._sharing)
 
     def copy_modules(self, number):
-        self.advance(number * self.issuing.module)
+        self.advance(number * self.host.module)
 
     @contextlib.contextmanager
     def shared_by(self, threads):
@@ -220,7 +220,7 @@ class Simulation(scheduler.DeviceClock):
                 if other is not None and other.issued > issued:
                     if other.engine.clock is self:
                         issued = other.issued
-        issued += self.issuing.seconds() * self._sharing
+        issued += self.host.seconds() * self._sharing
         host.set(issued, device)
         return issued
 
@@ -266,7 +266,7 @@ class Simulation(scheduler.DeviceClock):
         simulator.requests.put((function, arguments, lambda: None))
 
     def poll(self):
-        self.advance(max(self.issuing.seconds(), program_clock.SECONDS_OF_A_READING))
+        self.advance(max(self.host.seconds(), program_clock.SECONDS_OF_A_READING))
         self.catch_up()
 
     def call_and_wait(self, function, *arguments):
@@ -319,8 +319,8 @@ class Simulation(scheduler.DeviceClock):
         self._ready_first()
         op = heappop(self._ready)[-1]
         model = op.engine.device.model
-        needs = model.needs(op)
-        op.start = max(op.ready, *(resource.free_at for resource in needs))
+        resources = model.resources_of(op)
+        op.start = max(op.ready, *(resource.free_at for resource in resources))
         if op.kind == "collective":
             if op.seconds is None:  # queued again when the last rank is ready
                 self.meetings.post(op)
@@ -332,7 +332,7 @@ class Simulation(scheduler.DeviceClock):
             op.end = op.start + op.seconds
             if op.kind == "collective":
                 model.note_collective(op)
-        for resource in needs:
+        for resource in resources:
             resource.free_at = max(resource.free_at, op.end)
         if self.values or op.kind == "collective" or _is_computed(op):
             simulator.do(op)
@@ -389,7 +389,7 @@ def _is_computed(op):
 def mark_without_values(op):
     fail(op.out, NO_VALUES)
     for cell in _written(op):
-        forget(cell)
+        drop_values(cell)
     if op.name == "aten._amp_foreach_non_finite_check_and_unscale_":
         op.args[1].root().data = torch.zeros(())  # no infinities: GradScaler does not skip the step
     if op.kind == "copy" and op.target.type == "cpu":

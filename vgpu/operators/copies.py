@@ -3,7 +3,7 @@
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from vgpu.operators.issuing import Call, raise_now, two_devices
+from vgpu.operators.issuing import Call, raise_now, two_devices_error
 from vgpu.operators.plans import aten, operator_of, tables
 from vgpu.private.virtual_tables import is_from_pinned_allocator
 from vgpu.runtime import registry, scheduler, threads
@@ -57,7 +57,7 @@ def copy(target, source, non_blocking=False, new=False):
         if source.is_meta:
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")  # torch's message
         if source.device.type != "cpu":
-            raise two_devices(target.device, source.device)
+            raise two_devices_error(target.device, source.device)
         device, pinned = target._cell.layout.device, is_pinned(source)
         op = _copy_op(device.h2d, device.link, target, source.detach(), pinned)
     elif target._cell.layout.device is source._cell.layout.device:

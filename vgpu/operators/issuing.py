@@ -174,7 +174,7 @@ class Call:
             value = args[position] if position < len(args) else kwargs.get(name)
             for tensor in value if type(value) is list else (value,):
                 if isinstance(tensor, torch.Tensor) and type(tensor) is not VirtualTensor:
-                    raise two_devices(self.device.torch_device, tensor.device)
+                    raise two_devices_error(self.device.torch_device, tensor.device)
 
     def _parse(self, value, by_value=True):
         """Add an argument to the key; return it in the form for the engine."""
@@ -204,7 +204,7 @@ class Call:
 
     def _parse_cpu_tensor(self, value):
         if value.device.type != "cpu" or (value.dim() and self.operator.cpu_arguments != "keep"):
-            raise two_devices(self.device.torch_device, value.device)
+            raise two_devices_error(self.device.torch_device, value.device)
         self.key.append((value.dtype, tuple(value.shape), "cpu"))
         return value.clone()
 
@@ -486,7 +486,7 @@ def device_of(arguments, device=None):
     if type(arguments) is VirtualTensor:
         found = arguments._cell.layout.device
         if device is not None and device is not found:
-            raise two_devices(device.torch_device, found.torch_device)
+            raise two_devices_error(device.torch_device, found.torch_device)
         return found
     if isinstance(arguments, dict):
         arguments = arguments.values()
@@ -497,7 +497,7 @@ def device_of(arguments, device=None):
     return device
 
 
-def two_devices(first, second):
+def two_devices_error(first, second):
     """Return CUDA's error for operands on two devices."""
     return RuntimeError(
         "Expected all tensors to be on the same device, but found at least two devices, "

@@ -30,8 +30,8 @@ def is_virtual(where):
     return where.type == device_type or where.type == "vgpu"
 
 
-def named(device):
-    """Return a device of torch's C++ code under its name in programs."""
+def with_program_type(device):
+    """Return a device of torch's C++ code with the type that programs use."""
     return torch.device(device_type, device.index) if device.type == "vgpu" else device
 
 
@@ -121,4 +121,4 @@ def current():
     return devices[index]
 
 
-chosen = False  # whether a thread has set its current device
+device_was_set = False  # whether a thread has set its current device

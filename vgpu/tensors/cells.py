@@ -208,7 +208,7 @@ def is_whole(cell):
     return prod(layout.size) * layout.dtype.itemsize == cell.root().layout.num_bytes
 
 
-def forget(cell):
+def drop_values(cell):
     """Mark a tensor, and all that share its memory, as without values.
 
     A small tensor keeps its CPU memory, to which its views refer, for later values.
