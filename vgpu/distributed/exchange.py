@@ -120,16 +120,16 @@ def broadcast(gloo, inputs, outputs, root):
 def all_gather(gloo, inputs, outputs):
     """Write the input of rank i to output i; each input has one output for each rank."""
     k = gloo.size()
-    for place, value in enumerate(inputs):
-        outs = outputs[place * k : (place + 1) * k]
+    for i, value in enumerate(inputs):
+        outs = outputs[i * k : (i + 1) * k]
         gloo.allgather([[_bytes(out) for out in outs]], [_bytes(value)]).wait()
 
 
 def reduce_scatter(gloo, inputs, outputs, reduction):
     """Write the sum of inputs i to the output of rank i; an output has an input for each rank."""
     k, rank = gloo.size(), gloo.rank()
-    for place, out in enumerate(outputs):
-        parts = [reduction.prepared(part) for part in inputs[place * k : (place + 1) * k]]
+    for i, out in enumerate(outputs):
+        parts = [reduction.prepared(part) for part in inputs[i * k : (i + 1) * k]]
         received = [torch.empty_like(parts[rank]) for _ in range(k)]
         _swap(gloo, parts, received)
         reduction.finish(reduction.combine(received, out.dtype), out)

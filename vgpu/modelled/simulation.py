@@ -358,8 +358,8 @@ def _written(op):
         is_first = _is_copy(op) or op.kind == "collective"
         return [*cells_in(op.args[:1])] if is_first else []
     operator, arguments = op.plan.operator, dict(enumerate(op.args)) | (op.kwargs or {})
-    places = (place for each in (*operator.written, *operator.statistics) for place in each)
-    written = [*cells_in([arguments[place] for place in places if place in arguments])]
+    keys = (key for each in (*operator.written, *operator.statistics) for key in each)
+    written = [*cells_in([arguments[key] for key in keys if key in arguments])]
     viewed = [source for mode, _, source in op.plan.outputs if mode == VIEW]
     if viewed:
         inputs = [*cells_in(arguments.values())]

@@ -311,9 +311,9 @@ class Plan:
 
 def use_generator(op, operator, device):
     """Make a kernel draw from the generator among its arguments, or from that of its device."""
-    place, given = operator.generator, None
-    if place is not None and place < len(op.args):
-        given, op.args = op.args[place], [*op.args[:place], *op.args[place + 1 :]]
+    position, given = operator.generator, None
+    if position is not None and position < len(op.args):
+        given, op.args = op.args[position], [*op.args[:position], *op.args[position + 1 :]]
     op.generator = checked((op.kwargs or {}).get("generator", given), device)
     op.kwargs = {**(op.kwargs or {}), "generator": CPUGenerator()}  # seeded at the issue
 

@@ -56,12 +56,12 @@ def _check_functions(named):
             grads = apply(node, *args)
             found = [*grads] if isinstance(grads, tuple) else [grads]
             needing = enumerate(node.needs_input_grad[: len(found)])
-            places = [place for place, needs in needing if needs]
+            positions = [position for position, needs in needing if needs]
             edges = [edge for edge in enumerate(node.next_functions) if edge[1][0] is not None]
-            for place, (index, (target, number)) in zip(places, edges, strict=False):
+            for position, (index, (target, number)) in zip(positions, edges, strict=False):
                 said = f"Function {node.name()} returned an invalid gradient at index {index}"
                 device = target._input_metadata[number].device
-                found[place] = _on_device(found[place], device, said, named)
+                found[position] = _on_device(found[position], device, said, named)
             return tuple(found) if isinstance(grads, tuple) else found[0]
 
         return _apply

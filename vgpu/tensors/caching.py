@@ -43,9 +43,9 @@ class CachingAllocator:
         size = -(-num_bytes // ROUNDED) * ROUNDED
         small = size <= SMALL
         free = self._free[small]
-        place = bisect_left(free, (size,))
-        if place < len(free):
-            found, segment, offset = free[place]
+        index = bisect_left(free, (size,))
+        if index < len(free):
+            found, segment, offset = free[index]
             self._forget(small, found, segment, offset)
         else:
             found = self._segment_for(size)
