@@ -16,7 +16,7 @@ from typing import NamedTuple
 from vgpu import cores_of_this_process
 
 NOTICEABLE = 1 - 1 / 1.15  # without this share, a program on all cores takes 15 % longer
-MIN_SECONDS = 0.2  # seconds
+MIN_SECONDS = 0.2  # of a period with a result
 TICK = 0.01
 PROC = "/proc"
 

@@ -1108,7 +1108,7 @@ def test_a_member_does_not_wait_for_ever_for_a_stopped_keeper(monkeypatch, says)
         server.settimeout(20)
 
         def stand_still():
-            line = timekeeper.json_connection(server.accept()[0])
+            line = timekeeper.JsonConnection.over(server.accept()[0])
             if says == "nothing":
                 deliver_challenge(line, secret)
                 answer_challenge(line, secret)

@@ -49,6 +49,12 @@ NEVER = float("inf")
 class JsonConnection(Connection):
     """A connection for nested tuples of strings and numbers, as JSON."""
 
+    @classmethod
+    def over(cls, tcp):
+        """Return a connection over a socket, without the delay of small messages, up to 40 ms."""
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return cls(tcp.detach())
+
     def send(self, message):
         self.send_bytes(json.dumps(message).encode())
 
@@ -59,12 +65,6 @@ class JsonConnection(Connection):
 
 def _in_tuples(value):
     return tuple(map(_in_tuples, value)) if isinstance(value, list) else value
-
-
-def json_connection(tcp):
-    """Return a `JsonConnection` over a socket, without the delay of small messages, up to 40 ms."""
-    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return JsonConnection(tcp.detach())
 
 
 class Post(NamedTuple):
@@ -141,7 +141,7 @@ class Keeper:
         with self._server:
             while len(self.ranks) < self._size:
                 with contextlib.suppress(OSError):  # nobody connected, or left again
-                    line = json_connection(self._server.accept()[0])
+                    line = JsonConnection.over(self._server.accept()[0])
                     threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def _serve(self, line):
@@ -393,7 +393,7 @@ class KeeperConnection:
         self._timeout = timeout.total_seconds()
         tcp = socket.create_connection((address.decode(), int(port)), self._timeout)
         tcp.settimeout(None)
-        self.connection = json_connection(tcp)
+        self.connection = JsonConnection.over(tcp)
         if not self.connection.poll(self._timeout):
             raise TimeoutError(f"no answer from the timekeeper within {self._timeout:g} s")
         answer_challenge(self.connection, secret)

@@ -108,10 +108,9 @@ def skip_initialization():
 
 def patch_messages(tensor_class):
     """Name "cuda" in errors of C++ code: for gradients of tensors of a class, recurrent layers."""
-    grad, recurrent = torch.Tensor.grad, ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    grad, names = torch.Tensor.grad, ("lstm", "gru", "rnn_tanh", "rnn_relu")
     tensor_class.grad = property(grad.__get__, naming_device("cuda", grad.__set__), grad.__delete__)
-    for name in recurrent:
-        setattr(torch._VF, name, naming_device("cuda", getattr(torch._VF, name)))
+    replace(torch._VF, **{name: naming_device("cuda", getattr(torch._VF, name)) for name in names})
 
 
 def patch_autocast():

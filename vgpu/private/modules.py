@@ -41,8 +41,8 @@ def patch_data_parallel(comm, on_virtual_gpu, get_stream, device_type, copying, 
     data_parallel = vars(sys.modules["torch.nn.parallel.data_parallel"])
 
     for name in ("gather", "broadcast", "broadcast_coalesced", "reduce_add_coalesced"):
-        original = getattr(torch_comm, name)
-        setattr(torch_comm, name, _choose(original, getattr(comm, name), on_virtual_gpu))
+        theirs, ours = getattr(torch_comm, name), getattr(comm, name)
+        setattr(torch_comm, name, _choose(theirs, ours, on_virtual_gpu))
     torch_comm.scatter = comm.scatter
     data_parallel["_get_available_device_type"] = lambda: device_type
     torch._utils._get_available_device_type = lambda: device_type
