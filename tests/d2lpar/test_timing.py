@@ -51,7 +51,7 @@ def others(monkeypatch):
         def read_cpu_times(self):
             self.looks += 1
             taken = 2 * self.share * self.looks
-            return other_programs.Look(float(self.looks), frozenset({0, 1}), taken, 0.0)
+            return other_programs.CpuReading(float(self.looks), frozenset({0, 1}), taken, 0.0)
 
     others = Others()
     for module in (other_programs, timing, timeline_module):
