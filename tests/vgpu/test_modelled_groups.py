@@ -970,7 +970,7 @@ def test_messages_to_the_keeper_do_not_wait_for_others():
     for line in member.connection, keeper.ranks[0].connection:
         with socket.socket(fileno=os.dup(line.fileno())) as tcp:
             assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    member.report("end")
+    member.send("end")
 
 
 # -- what is left behind

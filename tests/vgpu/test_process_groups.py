@@ -1107,7 +1107,7 @@ def test_an_error_of_the_keeper_of_the_time_fails_what_waits_for_it(monkeypatch)
     for member in members:
         (kind, key, text), *_ = member.ask(NEVER)
         assert (kind, key) == ("failed", "a") and "KeyError: 'no such way'" in text, text
-        member.report("end")
+        member.send("end")
 
 
 @in_group(2)

@@ -81,7 +81,7 @@ def register():
             generator=lambda device: Generator(registry.find(device)),
             is_virtual=registry.is_virtual,
         )
-        patch_settings(registry.wait_for_all)
+        patch_settings(registry.wait_for_all_devices)
         patch_accelerator(torch_module, registry.device_type)
         allow_foreach(VirtualTensor)
         trace_as_plain(VirtualTensor)

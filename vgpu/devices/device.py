@@ -10,7 +10,7 @@ import torch
 from vgpu.runtime import scheduler
 from vgpu.runtime.engines import Engine
 from vgpu.runtime.interrupts import one_step
-from vgpu.runtime.scheduler import Resource, wait_all
+from vgpu.runtime.scheduler import Resource, wait_for_ops
 from vgpu.runtime.streams import StreamQueue
 from vgpu.runtime.threads import thread
 from vgpu.tensors.device_memory import Memory
@@ -120,7 +120,7 @@ class Device:
 
     def synchronize(self):
         for stream in self.streams:
-            wait_all(stream.tail(), self.torch_device)
+            wait_for_ops(stream.tail(), self.torch_device)
         self.raise_error()
 
     # -- errors of ops, raised asynchronously

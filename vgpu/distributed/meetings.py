@@ -74,12 +74,12 @@ class ConnectedRanks:
 
     def waits_for_values(self, op):
         """Report to the keeper that this rank waits for values of other ranks."""
-        self._keeper.report("at", op.start, op.key)
+        self._keeper.send("at", op.start, op.key)
 
     def done(self, op):
         key = op.key
         self._done[key[:-1]] = key[-1]
-        self._keeper.report("at", 0.0, key)
+        self._keeper.send("at", 0.0, key)
 
     def _run_to(self, key, is_posted_by_all):
         """Simulate until this rank has posted or completed a collective."""
@@ -91,7 +91,7 @@ class ConnectedRanks:
         def run():
             self._simulation.run_issued_while(is_ahead)
             if is_ahead():
-                self._keeper.report("idle")
+                self._keeper.send("idle")
 
         self._simulation.call_soon(run)
 
@@ -101,7 +101,7 @@ class ConnectedRanks:
         self._keeper.end()
 
     def leave(self):
-        self._keeper.report("end")
+        self._keeper.send("end")
 
 
 _numbers = itertools.count()

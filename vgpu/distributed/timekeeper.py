@@ -449,13 +449,13 @@ class KeeperConnection:
         self._num_received += sum(message[0] in ("meet", "failed") for message in messages)
         return messages
 
-    def report(self, kind, *message):
+    def send(self, kind, *message):
         """Send a message; the methods `_on_...` of `Keeper` are the kinds."""
         with contextlib.suppress(OSError):  # the next `post` raises
             self.connection.send((kind, *message))
 
     def end(self):
         """Leave; the keeper's rank waits until all others have left."""
-        self.report("end")
+        self.send("end")
         if self._keeper is not None:
             self._keeper.wait_for_the_end()

@@ -36,7 +36,7 @@ class ProfiledWork:
     def stop(self):
         """Wait for the GPUs, like the profiler on CUDA, and stop."""
         if isinstance(self._spans, list):
-            registry.wait_for_all()
+            registry.wait_for_all_devices()
             scheduler.stop_recording(self._spans)
             kept = (span for span in self._spans if span.kind in self._kinds)
             begun = self._clock.wall

@@ -3,7 +3,7 @@
 import torch
 
 from vgpu.runtime import scheduler
-from vgpu.runtime.scheduler import WALL_CLOCK, in_fork, wait_all
+from vgpu.runtime.scheduler import WALL_CLOCK, in_fork, wait_for_ops
 from vgpu.runtime.threads import thread
 
 devices = []  # all devices created so far; the first `count` are in use
@@ -63,11 +63,11 @@ def synchronize(*devices):
             torch.get_device_module(device).synchronize(device)
 
 
-def wait_for_all():
+def wait_for_all_devices():
     """Wait for all streams of all devices; errors are reported at the next synchronize."""
     for device in () if in_fork() else devices:
         for stream in device.streams:
-            wait_all(stream.tail(), device.torch_device)
+            wait_for_ops(stream.tail(), device.torch_device)
 
 
 def use_wall_clock():
@@ -77,7 +77,7 @@ def use_wall_clock():
     """
     modelled = [device for device in devices if device.model is not None]
     if modelled or scheduler.clock is not WALL_CLOCK:
-        wait_for_all()
+        wait_for_all_devices()
         for device in modelled:
             device.run_by(None)
         scheduler.clock.stop()

@@ -416,7 +416,7 @@ def check_not_engine_thread():
         )
 
 
-def wait_all(ops, device):
+def wait_for_ops(ops, device):
     """Block the calling thread until all of `ops` have run, as `wait` does."""
     for op in ops:
         wait(op, device)
