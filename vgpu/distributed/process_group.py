@@ -39,7 +39,7 @@ from vgpu.private.process_groups import (
 from vgpu.runtime import registry, scheduler, threads
 from vgpu.runtime.engines import Engine, sleep_until
 from vgpu.runtime.scheduler import wait
-from vgpu.tensors.cells import Failure, Unavailable, fail, fetch, revive
+from vgpu.tensors.cells import Missing, Unavailable, fetch, revive, set_missing
 from vgpu.tensors.tensor import VirtualTensor
 
 
@@ -503,7 +503,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             run = self._run_at_its_time if modelled else self._run_in_real_time
             run(op, values, failure)
         except BaseException as error:
-            fail(op.args[0], Failure(error))
+            set_missing(op.args[0], Missing(error))
             if isinstance(error, dist.DistBackendError) and self._error is None:
                 self._error = error
             raise

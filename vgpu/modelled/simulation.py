@@ -33,10 +33,10 @@ from vgpu.tensors.cells import (
     Cell,
     cells_in,
     drop_values,
-    fail,
     is_known,
     is_whole,
     may_have_values,
+    set_missing,
     writers_of,
 )
 
@@ -387,7 +387,7 @@ def _is_computed(op):
 
 
 def mark_without_values(op):
-    fail(op.out, NO_VALUES)
+    set_missing(op.out, NO_VALUES)
     for cell in _written(op):
         drop_values(cell)
     if op.name == "aten._amp_foreach_non_finite_check_and_unscale_":

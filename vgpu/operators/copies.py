@@ -114,7 +114,7 @@ def _run(op):
     except Unavailable as unavailable:
         if op.out is None:
             raise
-        op.out.data = unavailable.failure
+        op.out.data = unavailable.missing
     else:
         target.copy_(source)
 

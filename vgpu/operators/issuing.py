@@ -38,12 +38,12 @@ from vgpu.tensors.cells import (
     CPU,
     META,
     Cell,
-    Failure,
+    Missing,
     TensorLayout,
     Unavailable,
-    fail,
     fetch,
     fetch_nested,
+    set_missing,
 )
 from vgpu.tensors.tensor import (
     REFUSALS,
@@ -518,7 +518,7 @@ def raise_now(op, device):
         device.raise_error()
         raise torch.AcceleratorError(
             f"{scheduler.error_name} error: {op.name} {error}"
-        ) from error.failure.error
+        ) from error.missing.error
     if isinstance(error, NotImplementedError):  # of the kernel "bitwise_and_cpu", for example
         error.args = tuple(str(arg).replace('_cpu" not', '_cuda" not') for arg in error.args)
     if error is not None:
@@ -546,9 +546,9 @@ def issue_function(name, function, inputs, layouts):
         try:
             values = function([fetch(cell) for cell in op.args])
         except Unavailable as unavailable:
-            fail(op.out, unavailable.failure)
+            set_missing(op.out, unavailable.missing)
         except BaseException as error:
-            fail(op.out, Failure(error))
+            set_missing(op.out, Missing(error))
             raise
         else:
             for cell, value in zip(op.out, values, strict=True):

@@ -21,12 +21,12 @@ from vgpu.tensors.cells import (
     CPU,
     ONLY_WRITTEN,
     Cell,
-    Failure,
+    Missing,
     Unavailable,
-    fail,
     fetch,
     fetch_nested,
     revive,
+    set_missing,
     strided,
 )
 from vgpu.tensors.generators import checked
@@ -258,7 +258,7 @@ class Plan:
         return result
 
     def _run(self, op):
-        """Run an op of this plan; store its results, or the failure, in their cells."""
+        """Run an op of this plan; store its results, or a `Missing`, in their cells."""
         out = op.out
         operator = self.operator
         try:
@@ -283,9 +283,9 @@ class Plan:
                     if cell is not None:
                         cell.data = self._fitting(value, cell.layout)
         except Unavailable as unavailable:
-            fail(out, unavailable.failure)
+            set_missing(out, unavailable.missing)
         except BaseException as error:
-            fail(out, Failure(error))
+            set_missing(out, Missing(error))
             raise
 
     def _fitting(self, value, layout):
