@@ -12,7 +12,7 @@ import torch
 
 from d2lpar.plotting.progress import progress
 from vgpu import clock, clock_in_force, hardware_name, synchronize
-from vgpu.other_programs import look, while_timed
+from vgpu.other_programs import read_cpu_times, while_timed
 
 WIDTH = 72  # characters per line: what a notebook shows in a window of 1024 pixels
 
@@ -30,7 +30,9 @@ class Timer:
 
     def start(self):
         """Start or restart the stopwatch."""
-        self._others = None if hardware_name() else look()  # CPU time of other programs so far
+        self._others = (
+            None if hardware_name() else read_cpu_times()
+        )  # CPU time of other programs so far
         self._clock, self._started = clock_in_force(), clock()
 
     def stop(self):

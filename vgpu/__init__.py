@@ -27,18 +27,18 @@ _PUBLIC = {
     "requested_gpus": "devices.device_setup",  # the devices of VGPU_DEVICES
     "devices_in_use": "runtime.registry",  # the virtual GPUs of this process
     "synchronize": "runtime.registry",  # wait for the work of devices, by default of all
-    "place": "runtime.registry",  # put a modelled GPU into another machine
+    "move_to_machine": "runtime.registry",  # move a modelled GPU to another machine
     "set_thread_count": "runtime.engines",  # threads of the kernels that this thread runs
     "cores_of_this_process": "process_limits",  # number of cores this process may use
     "memory_of_this_process": "process_limits",  # bytes this process may use
     # time
     "clock": "runtime.clocks",  # the seconds of the current clock
-    "clock_in_force": "runtime.clocks",  # the object that keeps the time
+    "clock_in_force": "runtime.clocks",  # an object that each change of the clock replaces
     "hardware_name": "runtime.clocks",  # the modelled hardware, "" if none
     "host_takes": "runtime.clocks",  # advance the clock of a modelled host
-    "held_back": "runtime.interrupts",  # a block that Ctrl-C does not interrupt
+    "defer_interrupts": "runtime.interrupts",  # a block at whose end Ctrl-C takes effect
     # models
-    "Link": "modelled.links",  # bandwidth and latency
+    "Link": "modelled.links",  # bandwidth and latency between devices
     "PRESETS": "modelled.links",  # links of products, or measured
     "GPU": "modelled.modelled_gpu",  # a GPU by its data sheet
     "GPUS": "modelled.datasheets",  # GPUs by their data sheets
@@ -50,12 +50,11 @@ _PUBLIC = {
     # processes
     "launch": "processes.launcher",  # call a function in several processes
     "equal_ranks": "distributed.equal_ranks",  # one modelled GPU in place of many
-    "CollectiveBytes": "distributed.collective_bytes",  # counts bytes handed to collectives
-    "figures_of_ranks": "devices.device_setup",  # arguments of `virtual_gpus` for a rank
+    "CollectiveBytes": "distributed.collective_bytes",  # count the bytes handed to collectives
     # recordings
     "Span": "runtime.spans",  # one op: name, device, start, end
-    "start_recording": "runtime.scheduler",  # record the spans of all devices
-    "stop_recording": "runtime.scheduler",  # stop, and return the spans
+    "start_recording": "runtime.scheduler",  # a list that receives the span of each op
+    "stop_recording": "runtime.scheduler",  # end a recording of start_recording
 }
 
 __all__ = list(_PUBLIC)

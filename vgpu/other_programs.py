@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from vgpu import cores_of_this_process
 
-NOTICED = 1 - 1 / 1.15  # without this share, a program on all cores takes 15 % longer
-LEAST = 0.2  # seconds
+NOTICEABLE = 1 - 1 / 1.15  # without this share, a program on all cores takes 15 % longer
+MIN_SECONDS = 0.2  # of a period with a result
 TICK = 0.01
 PROC = "/proc"
 
 
-class Look(NamedTuple):
+class CpuReading(NamedTuple):
     """A reading of the counters, in seconds of one core."""
 
     time: float  # of the wall clock
@@ -30,7 +30,7 @@ class Look(NamedTuple):
     stolen: float  # by the hypervisor, for other machines
 
 
-class Taken:
+class CpuShares:
     """The shares of the cores that others took, over the added periods of time."""
 
     def __init__(self):
@@ -40,8 +40,8 @@ class Taken:
         self.seconds = self.others = self.stolen = 0.0
 
     def add(self, before):
-        """Add the period since `before`, a result of `look`; return the `Look` at its end."""
-        after = before and look()
+        """Add the period since `before`, a `CpuReading` or None; return the one at its end."""
+        after = before and read_cpu_times()
         if after and after.cores == before.cores:
             self.seconds += after.time - before.time
             self.others += (after.others - before.others) / len(after.cores)
@@ -50,22 +50,22 @@ class Taken:
 
     def shares(self):
         """Return the shares of other programs and of the hypervisor; 0 if unknown."""
-        if self.seconds < LEAST:
+        if self.seconds < MIN_SECONDS:
             return 0.0, 0.0
         return tuple(min(max(0.0, x / self.seconds), 1.0) for x in (self.others, self.stolen))
 
-    def sentences(self, limit=NOTICED):
+    def sentences(self, limit=NOTICEABLE):
         """Return a sentence for each share above `limit`: "other programs took 60 % of ..."."""
         shares = zip(("other programs", "the hypervisor"), self.shares(), strict=True)
         return [f"{who} took {100 * x:.0f} % of the cores" for who, x in shares if x > limit]
 
 
-while_timed = Taken()  # during timers and timelines since the last `compare`, which reports it
+while_timed = CpuShares()  # during timers and timelines since the last `compare`, which reports it
 
 
-def taken_now(seconds=LEAST):
-    """Measure for some seconds; return a `Taken`."""
-    taken, before = Taken(), look()
+def measure_cpu_shares(seconds=MIN_SECONDS):
+    """Measure for some seconds; return a `CpuShares`."""
+    taken, before = CpuShares(), read_cpu_times()
     if before:
         time.sleep(seconds)
     taken.add(before)
@@ -75,7 +75,7 @@ def taken_now(seconds=LEAST):
 _last = None
 
 
-def look():
+def read_cpu_times():
     """Return a reading of the counters, or None where they cannot be used.
 
     It takes a fraction of a millisecond; within a tick, the last one is returned again.
@@ -88,7 +88,7 @@ def look():
         return None
     if _last is None or now - _last.time >= TICK:
         busy, stolen = _ticks_of_cores(cores)
-        _last = Look(now, cores, TICK * (busy - ticks_of_process(os.getpid())), TICK * stolen)
+        _last = CpuReading(now, cores, TICK * (busy - ticks_of_process(os.getpid())), TICK * stolen)
     return _last
 
 

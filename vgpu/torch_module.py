@@ -14,8 +14,8 @@ from vgpu.private.registration import BaseEvent, BaseStream
 from vgpu.private.virtual_tables import PRIVATE_USE_1
 from vgpu.runtime import registry, scheduler, threads
 from vgpu.runtime.identity import identity_of, properties_of
-from vgpu.runtime.scheduler import Op, wait_all
-from vgpu.tensors.device_memory import MIB
+from vgpu.runtime.scheduler import Op, wait_for_ops
+from vgpu.tensors.caching import MIB
 
 _initialized = True  # torch.utils.checkpoint reads it before it saves random number states
 
@@ -59,7 +59,7 @@ class Stream(BaseStream):
     def synchronize(self):
         """Wait for all work issued so far; AcceleratorError if an op of the device has failed."""
         scheduler.note_sync()
-        wait_all(self._stream.tail(), self.device)
+        wait_for_ops(self._stream.tail(), self.device)
         self._stream.device.raise_error()
 
     def record_event(self, event=None):
@@ -147,7 +147,7 @@ class Event(BaseEvent):
         """Wait for the work before this event; AcceleratorError if an op there has failed."""
         if self._point is not None:
             device, ops, _ = self._point
-            wait_all(ops, device.torch_device)
+            wait_for_ops(ops, device.torch_device)
             device.raise_error()
 
     def elapsed_time(self, end):
@@ -211,7 +211,7 @@ def is_initialized():
 
     If not, `init_device_mesh` chooses the GPU of the local rank, as on CUDA.
     """
-    return registry.chosen or has_worked()
+    return registry.device_was_set or has_worked()
 
 
 def has_worked():
@@ -238,7 +238,7 @@ def current_device():
 def set_device(device):
     """Make `device` the calling thread's current device."""
     threads.thread.device = registry.find(device).index
-    registry.chosen = True
+    registry.device_was_set = True
 
 
 def synchronize(device=None):

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from d2lpar.data.batches import check_batch
-from d2lpar.timelines.timeline import Mark, Timeline, shifted
+from d2lpar.timelines.timeline import Phase, Timeline, shifted
 
 
 def device_of_rank():
@@ -48,7 +48,7 @@ def merged_timeline(timelines):
         collectives.append([span for span in ran if span.engine == "collectives"])
         spans += ran
         for name, start, end in timeline.marks:
-            marks.append(Mark(f"rank {rank} {name}", start - delay, end - delay))
+            marks.append(Phase(f"rank {rank} {name}", start - delay, end - delay))
     for same in zip(*collectives, strict=False):
         start = max(span.start for span in same)
         for span in same:

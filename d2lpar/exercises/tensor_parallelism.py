@@ -48,7 +48,7 @@ class _Products(GPU):
     """A GPU whose convolutions take the time of matrix products, without Winograd."""
 
     def kernel_seconds(self, kernel):
-        products = kernel.products and [each._replace(ways=()) for each in kernel.products]
+        products = kernel.products and [each._replace(alternatives=()) for each in kernel.products]
         name = kernel.name.replace("convolution", "product")
         return super().kernel_seconds(kernel._replace(products=products, name=name))
 

@@ -13,13 +13,13 @@ from d2lpar.devices import try_all_gpus
 from d2lpar.plotting.figures import KINDS, in_notebook
 from d2lpar.timelines.gantt import plot_timeline
 from vgpu import clock, clock_in_force, hardware_name, synchronize
-from vgpu.other_programs import look, while_timed
+from vgpu.other_programs import read_cpu_times, while_timed
 from vgpu.recording import chrome_trace, overlap, union
 
 ENGINES = ("compute", "h2d", "d2h", "p2p", "collectives", "stream", "host")
 
 
-class Mark(NamedTuple):
+class Phase(NamedTuple):
     """A named interval, in seconds from the start of the timeline."""
 
     name: str
@@ -41,7 +41,7 @@ class Timeline:
 
     Attributes:
         spans: a list of `Span`s, what ran, sorted by start.
-        marks: a list of `Mark`s, the phases named by `mark`.
+        marks: a list of `Phase`s, the phases named by `mark`.
         devices: the devices in use, and all others that ran something.
         seconds: the duration of the block.
         hardware: the modelled hardware, for example "8 x V100-SXM2-16GB"; "" on the wall clock.
@@ -61,7 +61,9 @@ class Timeline:
         self.hardware = hardware_name()
         self._clock = clock_in_force()
         self._state = "recording"
-        self._others = None if self.hardware else look()  # CPU time of other programs so far
+        self._others = (
+            None if self.hardware else read_cpu_times()
+        )  # CPU time of other programs so far
         self.origin = clock()
         return self
 
@@ -154,7 +156,7 @@ class Timeline:
         try:
             yield
         finally:
-            self._marks.append(Mark(name, start, clock() - self.origin))
+            self._marks.append(Phase(name, start, clock() - self.origin))
 
     def select(self, device=None, kind=None, stream=None, engine=None, name=None, mark=None):
         """Return the spans that match all given arguments, sorted by start.

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  makes the
 from waiting import wait_until
 
 import d2lpar
-from d2lpar import Mark, Timeline
+from d2lpar import Phase, Timeline
 from d2lpar.chapters import distributed_data_parallel as ddp
 from vgpu import Link, Span
 from vgpu.distributed.collective_bytes import CollectiveBytes
@@ -137,7 +137,7 @@ def test_waiting_for_other_ranks_is_apart_from_sending():
             Span("sum", "collective", gpu, 1, "collectives", ready, 5.0, num_bytes=8),
             Span("sum", "collective", gpu, 1, "collectives", 5.0, 6.0, num_bytes=8),
         ]
-        marks = [Mark("backward", 0.0, 0.5)] if rank == 0 else []
+        marks = [Phase("backward", 0.0, 0.5)] if rank == 0 else []
         timelines.append(Timeline.from_spans(spans, marks, [gpu], start=10.0, end=17.0))
     merged = ddp.merged_timeline(timelines)
     assert [mark.name for mark in merged.marks] == ["rank 0 backward"]
@@ -153,7 +153,7 @@ def test_waiting_for_other_ranks_is_apart_from_sending():
 
 def test_merging_moves_each_rank_by_its_own_start():
     span = Span("k", "kernel", torch.device("cuda", 0), 0, "compute", 0.5, 1.0, 0.25)
-    marks = [Mark("work", 0.25, 0.5)]
+    marks = [Phase("work", 0.25, 0.5)]
     both = [Timeline.from_spans([span], marks, start=start, end=start + 2) for start in (5.0, 3.0)]
     merged = ddp.merged_timeline(both)
     assert [(s.start, s.end, s.issued) for s in merged.spans] == [(0.5, 1, 0.25), (2.5, 3, 2.25)]

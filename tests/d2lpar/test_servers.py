@@ -16,7 +16,7 @@ from waiting import is_alive, wait_until
 
 import d2lpar
 from d2lpar.chapters.parameter_server import ray_setup
-from d2lpar.chapters.parameter_server.actors import Clock
+from d2lpar.chapters.parameter_server.actors import TickCounter
 from d2lpar.chapters.parameter_server.store import parameter_servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.waits]
@@ -204,7 +204,7 @@ def test_who_was_stopped_holds_nobody_up(store):
 
 def test_who_joins_starts_where_the_slowest_is():
     async def story():
-        clock = Clock()
+        clock = TickCounter()
         for worker in (0, 1):
             await clock.join(worker)
         for _ in range(3):

@@ -48,14 +48,14 @@ def others(monkeypatch):
     class Others:
         share, looks = 0.0, 0
 
-        def look(self):
+        def read_cpu_times(self):
             self.looks += 1
             taken = 2 * self.share * self.looks
-            return other_programs.Look(float(self.looks), frozenset({0, 1}), taken, 0.0)
+            return other_programs.CpuReading(float(self.looks), frozenset({0, 1}), taken, 0.0)
 
     others = Others()
     for module in (other_programs, timing, timeline_module):
-        monkeypatch.setattr(module, "look", others.look)
+        monkeypatch.setattr(module, "read_cpu_times", others.read_cpu_times)
     timing.while_timed.clear()
     yield others
     timing.while_timed.clear()
@@ -249,7 +249,7 @@ def test_an_untimed_stretch_does_not_count(capsys, others):
     timer = Timer()
     timer.stop()
     others.share = 0.9
-    others.look()  # time passes
+    others.read_cpu_times()  # time passes
     assert said_by_compare(capsys) == []
 
 

@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 
 import d2lpar
 from vgpu import Link, clock, virtual_gpus
-from vgpu.distributed.timekeeper import KEY, Member
+from vgpu.distributed.timekeeper import KEY, KeeperConnection
 from vgpu.modelled.hardware import Machine
 from vgpu.modelled.kernels import kernel_of
 from vgpu.modelled.modelled_gpu import GPU
@@ -36,7 +36,7 @@ def member_of(port, secret, rank=0, size=1, seconds=20):
     store = HashStore()
     store.add(f"{KEY}/ranks", 1)
     store.set(KEY, f"127.0.0.1 {port} {secret.decode()}")
-    return Member(store, rank, size, timedelta(seconds=seconds), lambda *what: None)
+    return KeeperConnection(store, rank, size, timedelta(seconds=seconds), lambda *what: None)
 
 
 def fixed_gpus(n, seconds=0.0, link=None, peer_link=None, launch=0.0, values=True, **machine):

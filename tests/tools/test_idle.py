@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import idle
 import pytest
 
-from vgpu.other_programs import Taken
+from vgpu.other_programs import CpuShares
 
 
 @pytest.mark.parametrize(
@@ -17,9 +17,9 @@ from vgpu.other_programs import Taken
     ],
 )
 def test_when_a_machine_is_idle(monkeypatch, others, stolen, reasons):
-    taken = Taken()
+    taken = CpuShares()
     taken.seconds, taken.others, taken.stolen = 1.0, others, stolen
-    monkeypatch.setattr(idle, "taken_now", lambda seconds: taken)
+    monkeypatch.setattr(idle, "measure_cpu_shares", lambda seconds: taken)
     monkeypatch.setattr(idle, "PATIENCE", -1.0)
     assert idle.wait(print).partition(": ")[2] == "; ".join(reasons)
 
@@ -29,13 +29,13 @@ def waiting(monkeypatch):
     """A clock that goes on with each look at the machine; return what will be seen, and said."""
     now, seen, said = [0.0], [], []
 
-    def taken_now(seconds):
+    def measure_cpu_shares(seconds):
         now[0] += seconds
         found = seen.pop(0) if len(seen) > 1 else seen[0]
         return SimpleNamespace(sentences=lambda share: found)
 
     monkeypatch.setattr(idle, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(idle, "taken_now", taken_now)
+    monkeypatch.setattr(idle, "measure_cpu_shares", measure_cpu_shares)
     return seen, said
 
 

@@ -19,7 +19,7 @@ import idle
 import nbformat
 import pytest
 import run
-from conftest import EPOCHS
+from conftest import REPEATED
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from waiting import is_alive, wait_until
 
@@ -38,7 +38,7 @@ def test_what_tests_repeat_less_often_is_in_a_chapter():
     chapters = contents.find_chapters(contents.FOLDER, pages=True)
     cells = [cell for path in chapters for cell in nbformat.read(path, as_version=4).cells]
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-    missing = [pattern for pattern in EPOCHS if not re.search(pattern, code, re.MULTILINE)]
+    missing = [pattern for pattern in REPEATED if not re.search(pattern, code, re.MULTILINE)]
     assert not missing
 
 

@@ -122,7 +122,7 @@ def test_with_few_channels_tiles_of_2x2_stay_in_the_kernel():
 @pytest.mark.parametrize("side", [5, 7, 8])
 def test_winograd_computes_tiles_at_the_edges_whole(side):
     _, kernel = of_convolution("v100", (10, 16, side, side), (24, 16, 3, 3), padding=1)
-    four, two = kernel.products[0].ways
+    four, two = kernel.products[0].alternatives
     assert four.product[:4] == (36, 10 * 2 * 2, 24, 16)
     assert two.product[:4] == (16, 10 * {5: 3, 7: 4, 8: 4}[side] ** 2, 24, 16)
     assert four.num_bytes == 2 * 4 * 36 * (40 * (16 + 24) + 16 * 24) and two.num_bytes == 0
@@ -137,7 +137,7 @@ def test_other_convolutions_save_nothing():
         ((512, 256, 3, 1), {}),
     ):
         _, kernel = of_convolution("v100", (64, 256, 58, 58), size, **options)
-        assert not kernel.products[0].ways, (size, options)
+        assert not kernel.products[0].alternatives, (size, options)
 
 
 def test_both_gradients_of_3x3_are_computed_with_fewer_products():
@@ -147,7 +147,9 @@ def test_both_gradients_of_3x3_are_computed_with_fewer_products():
     weight = torch.empty(6, 4, 3, 3, device="vgpu", requires_grad=True)
     y = F.conv2d(x, weight)
     kernel = one_kernel("aten.convolution_backward", lambda: y.sum().backward())
-    of_input, of_weight = ([way.product[:4] for way in each.ways] for each in kernel.products)
+    of_input, of_weight = (
+        [other.product[:4] for other in each.alternatives] for each in kernel.products
+    )
     assert of_input == [(36, 2 * 3 * 3, 4, 6), (16, 2 * 5 * 5, 4, 6)]
     assert of_weight == [(36, 6, 4, 2 * 2 * 2)]
 

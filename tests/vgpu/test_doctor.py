@@ -12,7 +12,7 @@ import pytest
 from programs import ROOT, vgpu
 
 from vgpu.cuda import doctor
-from vgpu.other_programs import Taken
+from vgpu.other_programs import CpuShares
 
 REFUSAL = doctor.refusal_reason
 
@@ -26,7 +26,7 @@ def found(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "cores_of_this_process", lambda: 4)
     monkeypatch.setattr(doctor, "memory_of_this_process", lambda: 2**34)
     monkeypatch.setattr(doctor, "LAB", ("pytest",))
-    monkeypatch.setattr(doctor, "taken_now", Taken)
+    monkeypatch.setattr(doctor, "measure_cpu_shares", CpuShares)
     monkeypatch.setattr(doctor, "refusal_reason", lambda: "")  # it would take seconds
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.28.0"))
     disk = SimpleNamespace(free=2**34)
@@ -70,9 +70,9 @@ def test_what_is_wrong_is_said(found, monkeypatch, capsys, target, value, wrong,
 
 
 def test_a_busy_machine(found, monkeypatch, capsys):
-    taken = Taken()
+    taken = CpuShares()
     taken.seconds, taken.others, taken.stolen = 0.2, 0.12, 0.04
-    monkeypatch.setattr(doctor, "taken_now", lambda: taken)
+    monkeypatch.setattr(doctor, "measure_cpu_shares", lambda: taken)
     assert doctor.examine() == 1
     out = capsys.readouterr().out
     for who in ("other programs took 60 % of", "the hypervisor took 20 % of"):

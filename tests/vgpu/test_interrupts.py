@@ -29,7 +29,7 @@ from vgpu import virtual_gpus
 from vgpu.devices.device import Device
 from vgpu.operators import plans
 from vgpu.runtime import notebook, registry, scheduler, threads
-from vgpu.runtime.interrupts import held_back, steps
+from vgpu.runtime.interrupts import defer_interrupts, steps
 from vgpu.runtime.scheduler import Op
 from vgpu.tensors import tensor as tensor_module
 
@@ -47,7 +47,7 @@ def interrupt():
 
 def test_interrupt_comes_after_the_block_and_is_noted_at_once():
     done = []
-    with pytest.raises(KeyboardInterrupt), held_back(lambda: done.append("noted")):
+    with pytest.raises(KeyboardInterrupt), defer_interrupts(lambda: done.append("noted")):
         interrupt()
         done.append("end")
     assert done == ["noted", "end"]
@@ -55,21 +55,21 @@ def test_interrupt_comes_after_the_block_and_is_noted_at_once():
 
 
 def test_what_an_interrupted_block_raises_gives_way_to_the_interrupt():
-    with pytest.raises(KeyboardInterrupt), held_back():
+    with pytest.raises(KeyboardInterrupt), defer_interrupts():
         interrupt()
         raise EOFError("a process ended")
-    with pytest.raises(EOFError), held_back():
+    with pytest.raises(EOFError), defer_interrupts():
         raise EOFError("nobody interrupted")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_other_threads_and_other_handlers_are_left_alone():
-    seen, thread = [], threading.Thread(target=lambda: held_back().__enter__())
+    seen, thread = [], threading.Thread(target=lambda: defer_interrupts().__enter__())
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGINT, lambda *_: seen.append("theirs"))
-    with held_back():
+    with defer_interrupts():
         interrupt()
         assert seen == ["theirs"]
 
@@ -796,7 +796,7 @@ def waiting(monkeypatch):
     cell ends with `error`.
     """
     monkeypatch.setattr(scheduler, "LIVENESS_SECONDS", 0.001)
-    look = scheduler.check_threads
+    look = scheduler.check_engines_alive
 
     def wait(shell, device, launched, error):
         looks = iter(range(10))
@@ -806,7 +806,7 @@ def waiting(monkeypatch):
             shell.end_cell(error)
             with monkeypatch.context() as patch:
                 patch.setattr(
-                    scheduler, "check_threads",
+                    scheduler, "check_engines_alive",
                     lambda: gate.let_go() if next(looks, None) is None else look(),
                 )  # fmt: skip
                 torch.vgpu.synchronize(device)

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from waiting import is_alive, wait_until
 
 import d2lpar
-from vgpu import figures_of_ranks
+from vgpu.devices.device_setup import settings_of_ranks
 from vgpu.processes import agent
 from vgpu.processes import rank as rank_module
 
@@ -344,20 +344,20 @@ def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path, impat
 
 
 @pytest.mark.usefixtures("devices")
-def test_figures_of_ranks_are_those_of_the_last_call():
+def test_settings_of_ranks_are_those_of_the_last_call():
     d2lpar.virtual_gpus(2, threads=2)
     others = {"memory": None, "model": None, "values": True, "host": None}  # but for links
-    assert figures_of_ranks(1) == figures_of_ranks(2) == {"n": 2, "threads": 2, **others}
+    assert settings_of_ranks(1) == settings_of_ranks(2) == {"n": 2, "threads": 2, **others}
     figures = {"threads": 1, "link": None, "model": "v100", "values": False}
     d2lpar.virtual_gpus(1, **figures)
-    assert figures_of_ranks(3) == {"n": 3, **others, **figures}
+    assert settings_of_ranks(3) == {"n": 3, **others, **figures}
 
 
 def test_figures_that_virtual_gpus_refused_are_not_those_of_ranks(devices):
-    before, x = figures_of_ranks(1), torch.ones(9, device=devices[0])
+    before, x = settings_of_ranks(1), torch.ones(9, device=devices[0])
     with pytest.raises(ValueError, match="bytes in use: got 1"):
         d2lpar.virtual_gpus(1, memory=1)
-    assert figures_of_ranks(1) == before and x.sum().item() == 9
+    assert settings_of_ranks(1) == before and x.sum().item() == 9
 
 
 @pytest.mark.parametrize("device", ["cpu", "vgpu"])

@@ -56,7 +56,7 @@ from vgpu import (
 )
 from vgpu.distributed import timekeeper
 from vgpu.distributed.routes import Route
-from vgpu.distributed.timekeeper import NEVER, Keeper, Member, Post
+from vgpu.distributed.timekeeper import NEVER, Keeper, KeeperConnection, Post
 from vgpu.modelled import simulation
 from vgpu.modelled.hardware import Machine
 from vgpu.runtime import scheduler
@@ -307,11 +307,13 @@ def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(rank, devi
 def test_a_host_that_works_is_not_overtaken(*_):
     """What rank 0 issues after it was asked to go on is ready before its second kernel."""
     with pytest.MonkeyPatch.context() as patch:
-        is_busy, answers = Member.is_busy, []
+        is_busy, answers = KeeperConnection.is_busy, []
         a_core = {**vars(time), "process_time": time.perf_counter}  # as if it had one to itself
         patch.setattr(timekeeper, "time", SimpleNamespace(**a_core))
         patch.setattr(
-            Member, "is_busy", lambda member: answers.append(is_busy(member)) or answers[-1]
+            KeeperConnection,
+            "is_busy",
+            lambda member: answers.append(is_busy(member)) or answers[-1],
         )
         rank, device, group = set_up(values=scheduler.clock.values)
         x = room(4, device)
@@ -331,7 +333,7 @@ def test_a_host_that_works_is_not_overtaken(*_):
 @in_ranks(2)
 def test_a_host_that_works_for_long_is_overtaken_in_the_end():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timekeeper, "_LONG", 1.0)
+        patch.setattr(timekeeper, "_PATIENCE_IF_BUSY", 1.0)
         rank, device, group = set_up()
         dist.all_reduce(room(4, device), group=group)
         if rank == 0:
@@ -416,7 +418,7 @@ def test_an_interrupt_while_waiting_leaves_the_process_usable(rank, device, grou
         main = threading.main_thread().ident
 
         def waits():
-            return awaited_by(main) or frame_in(main, simulation.Simulation.ask_and_wait)
+            return awaited_by(main) or frame_in(main, simulation.Simulation.call_and_wait)
 
         def interrupt():
             wait_until(lambda: waits() is not None)
@@ -967,7 +969,7 @@ def test_messages_to_the_keeper_do_not_wait_for_others():
     for line in member.connection, keeper.ranks[0].connection:
         with socket.socket(fileno=os.dup(line.fileno())) as tcp:
             assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    member.report("end")
+    member.send("end")
 
 
 # -- what is left behind
@@ -1027,7 +1029,7 @@ def test_the_keeper_goes_on_whatever_is_sent_to_it_and_executes_nothing(tmp_path
         stay[-1].sendall(sent)
     with pytest.raises(AuthenticationError):
         Client(("127.0.0.1", keeper.port), authkey=b"wrong")
-    for sent in (evil, b"{", b"[" * 10_000, b"1", b'"_give_leave"', b"null", b" " * 2**20 + b"0"):
+    for sent in (evil, b"{", b"[" * 10_000, b"1", b'"_grant"', b"null", b" " * 2**20 + b"0"):
         with enter(keeper) as stranger:
             with contextlib.suppress(ConnectionError):  # it may hang up before it has all
                 stranger.send_bytes(sent)
@@ -1099,13 +1101,13 @@ def test_the_keeper_stays_until_the_last_rank_has_left(keeper):
 @pytest.mark.parametrize("says", ["nothing", "no secret"])
 def test_a_member_does_not_wait_for_ever_for_a_stopped_keeper(monkeypatch, says):
     """Such as that of a process that was stopped: its connections stay."""
-    monkeypatch.setattr(timekeeper, "_LONG", 0.1)
+    monkeypatch.setattr(timekeeper, "_PATIENCE_IF_BUSY", 0.1)
     secret, stay = b"known", []
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(20)
 
         def stand_still():
-            line = timekeeper.open_line(server.accept()[0])
+            line = timekeeper.JsonConnection.over(server.accept()[0])
             if says == "nothing":
                 deliver_challenge(line, secret)
                 answer_challenge(line, secret)

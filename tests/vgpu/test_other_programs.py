@@ -10,7 +10,7 @@ import pytest
 from gates import in_threads
 
 from vgpu import other_programs
-from vgpu.other_programs import Look, Taken, look, taken_now
+from vgpu.other_programs import CpuReading, CpuShares, measure_cpu_shares, read_cpu_times
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these counters")
 
@@ -29,12 +29,12 @@ SECONDS = 0.2
 
 
 def test_a_program_of_another_session_is_noticed():
-    start = look()
+    start = read_cpu_times()
     orphan = f"import os, sys\nif os.fork(): sys.exit()\nos.setsid()\n{BURN.format(SECONDS)}"
     with subprocess.Popen([sys.executable, "-c", orphan], stdout=subprocess.PIPE) as process:
         assert process.wait() == 0  # of its parent: it is not our descendant any more
         process.stdout.read()  # until it has ended, too
-    end = look()
+    end = read_cpu_times()
     assert end.others - start.others > 0.7 * SECONDS
 
 
@@ -110,7 +110,7 @@ def counters(monkeypatch, tmp_path):
 
 
 def test_what_is_not_ours_is_of_other_programs(counters):
-    taken, before = Taken(), look()
+    taken, before = CpuShares(), read_cpu_times()
     counters.process(9, "10 20 30 40")
     counters.go_on(2.0, user=100, nice=40, system=60, steal=32, own=20)
     taken.add(before)
@@ -122,16 +122,16 @@ def test_what_is_not_ours_is_of_other_programs(counters):
 
 def test_a_quarter_more_time_is_noticed_and_a_tenth_is_not(counters):
     """A program with all cores takes 1 / (1 - share) times as long: 1.11 and 1.25 times."""
-    before = look()
+    before = read_cpu_times()
     for ticks, noticed in ((40, False), (80, True)):
-        taken = Taken()
+        taken = CpuShares()
         counters.go_on(2.0, user=ticks)
         before = taken.add(before)
         assert bool(taken.sentences()) is noticed
 
 
 def test_nothing_is_said_of_less_than_a_fifth_of_a_second(counters):
-    taken, before = Taken(), look()
+    taken, before = CpuShares(), read_cpu_times()
     for said in (False, False, True):
         counters.go_on(0.08, user=16)
         before = taken.add(before)
@@ -141,15 +141,15 @@ def test_nothing_is_said_of_less_than_a_fifth_of_a_second(counters):
 
 
 def test_a_look_within_a_tick_costs_nothing(counters):
-    first = look()
+    first = read_cpu_times()
     counters.go_on(0.005, user=100)
-    assert look() is first
+    assert read_cpu_times() is first
     counters.go_on(0.006)
-    assert look().others == pytest.approx(first.others + 1.0)
+    assert read_cpu_times().others == pytest.approx(first.others + 1.0)
 
 
 def test_other_cores_than_before_say_nothing(counters, monkeypatch):
-    taken, before = Taken(), look()
+    taken, before = CpuShares(), read_cpu_times()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1})
     counters.go_on(2.0)
     after = taken.add(before)
@@ -159,12 +159,12 @@ def test_other_cores_than_before_say_nothing(counters, monkeypatch):
 def test_a_short_look_at_what_others_take_now(counters):
     fake = other_programs.time
     fake.sleep = lambda seconds: counters.go_on(seconds, user=24)
-    assert taken_now().sentences() == ["other programs took 60 % of the cores"]
+    assert measure_cpu_shares().sentences() == ["other programs took 60 % of the cores"]
     assert counters.now == pytest.approx(100.2)
     fake.sleep = lambda seconds: counters.go_on(seconds, user=41)  # ticks are rough
-    assert taken_now().sentences() == ["other programs took 100 % of the cores"]
+    assert measure_cpu_shares().sentences() == ["other programs took 100 % of the cores"]
     fake.sleep = lambda seconds: counters.go_on(seconds, own=2)
-    assert taken_now().shares() == (0, 0)
+    assert measure_cpu_shares().shares() == (0, 0)
 
 
 @pytest.mark.parametrize("where", ["another system", "a rank"])
@@ -174,10 +174,10 @@ def test_where_the_counters_do_not_tell(where, monkeypatch):
     else:
         monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(other_programs, "time", SimpleNamespace(sleep=pytest.fail))
-    assert look() is None
-    assert taken_now().sentences(0) == []
-    taken = Taken()
-    assert taken.add(Look(0.0, frozenset({0}), 0.0, 0.0)) is None and taken.seconds == 0
+    assert read_cpu_times() is None
+    assert measure_cpu_shares().sentences(0) == []
+    taken = CpuShares()
+    assert taken.add(CpuReading(0.0, frozenset({0}), 0.0, 0.0)) is None and taken.seconds == 0
 
 
 def test_a_quota_below_the_cores_and_a_kernel_without_lists_of_children(monkeypatch, tmp_path):

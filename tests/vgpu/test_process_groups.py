@@ -850,7 +850,13 @@ def test_an_all_reduce_takes_the_faster_of_ring_and_tree():
     ring, tree = (costs.all_reduce(8, 800, Route(1.0, latency)) for latency in (0.0, 1e6))
     assert (ring.steps, ring.num_bytes) == (14, 1400)
     assert (tree.steps, tree.num_bytes) == (6, 1600)
-    for cost in (costs.all_reduce, costs.in_parts, costs.to_each, costs.around, costs.at_root):
+    for cost in (
+        costs.all_reduce,
+        costs.all_gather,
+        costs.all_to_all,
+        costs.broadcast,
+        costs.gather,
+    ):
         alone = cost(1, 800, Route(1.0, 1.0, startup=1.0))
         assert alone == costs.CollectiveCost(0, 0), "a rank alone sends nothing"
         assert alone.seconds(Route(1.0, 1.0, startup=1.0)) == 0
@@ -878,7 +884,7 @@ def test_steps_between_machines_are_those_of_nccls_ring_and_trees(k, machines, r
         steps = (cost.steps - cost.between) * latency + cost.between * 3 * latency
         assert cost.seconds(route) == 0.5 + steps + cost.num_bytes
     assert found == [ring, tree]
-    for kind in (costs.in_parts, costs.to_each, costs.around, costs.at_root):
+    for kind in (costs.all_gather, costs.all_to_all, costs.broadcast, costs.gather):
         cost = kind(k, 64 * k, route)
         assert (cost.steps, cost.between) == (k - 1, machines - 1)  # once around the ring
 
@@ -902,7 +908,7 @@ def test_a_text_of_many_tensors_has_some_shapes_and_all_elements():
         (8, f"all_reduce({shapes}, sum)"),
         (9, f"all_reduce({shapes}, ... (9 tensors, 45 elements), sum)"),
     ):
-        call = Collective("all_reduce", tensors[:count], [], None, None, "sum")
+        call = Collective("all_reduce", tensors[:count], [], "sum")
         assert call.text == text
 
 
@@ -1107,7 +1113,7 @@ def test_an_error_of_the_keeper_of_the_time_fails_what_waits_for_it(monkeypatch)
     for member in members:
         (kind, key, text), *_ = member.ask(NEVER)
         assert (kind, key) == ("failed", "a") and "KeyError: 'no such way'" in text, text
-        member.report("end")
+        member.send("end")
 
 
 @in_group(2)

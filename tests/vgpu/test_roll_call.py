@@ -141,7 +141,7 @@ def test_a_rank_that_has_timed_out_answers_with_where_it_waited(monkeypatch):
 
     def other():
         store.wait(["ask 1"])
-        answers.extend(roll_call.ask(store, [0]).values())
+        answers.extend(roll_call.ask_ranks(store, [0]).values())
         store.set("answer 1", json.dumps([1, "line 7 of f", False]))
 
     def waits():
@@ -195,7 +195,7 @@ def test_whoever_keeps_another_rank_waiting_is_missing(states, verdict, monkeypa
         if type(state) is tuple:
             count, waits = state
             store.set(f"answer {rank}", json.dumps([count, "line 7 of f", waits]))
-    first, *lines = roll_call.where(store, len(states), lambda: False).splitlines()
+    first, *lines = roll_call.locate_ranks(store, len(states), lambda: False).splitlines()
     assert first == verdict
     assert len(lines) == len(states)
     words = {"end": "had returned", "starting": "was starting", "silent": "is silent"}

@@ -2,7 +2,7 @@
 
 import time
 
-from vgpu.other_programs import taken_now
+from vgpu.other_programs import measure_cpu_shares
 
 SHARE = 0.05  # maximum share of CPU time of other programs or the hypervisor
 PATIENCE = 600.0  # maximum wait, in seconds
@@ -16,7 +16,7 @@ def wait(say, stopped=lambda: False):
     returns whether to wait no longer.
     """
     start, said = time.monotonic(), float("-inf")
-    while found := taken_now(LOOK).sentences(SHARE):
+    while found := measure_cpu_shares(LOOK).sentences(SHARE):
         now = time.monotonic()
         if stopped() or now - start > PATIENCE:
             return f"after {(now - start) / 60:.0f} minutes: {'; '.join(found)}"

@@ -14,7 +14,7 @@ from vgpu.private.registration import name_numbered_devices
 from vgpu.private.tensors import patch_fake_tensors, patch_make_wrapper
 from vgpu.private.torch_compile import patch_flex_attention
 from vgpu.runtime import registry, scheduler
-from vgpu.tensors.tensor import REFUSALS, VirtualTensor, own_device
+from vgpu.tensors.tensor import REFUSALS, VirtualTensor, with_own_type
 
 
 def stand_for_cuda(n, **options):
@@ -31,8 +31,8 @@ def stand_for_cuda(n, **options):
     register_cuda(_make, REFUSALS)
     replace(torch.Tensor, cuda=_cuda, type=_type)
     patch_messages(VirtualTensor)
-    patch_make_wrapper(own_device, report_as_cuda)
-    patch_fake_tensors(own_device, report_as_cuda)
+    patch_make_wrapper(with_own_type, report_as_cuda)
+    patch_fake_tensors(with_own_type, report_as_cuda)
     patch_flex_attention(VirtualTensor, lower)
     patch_autocast()
     name_numbered_devices("cuda")
@@ -84,5 +84,5 @@ _plain_type = torch.Tensor.type
 def report_as_cuda(cls):
     """Make a class of tensor wrappers report virtual GPUs as "cuda"."""
     device = cls.device
-    cls.device = property(lambda tensor: registry.named(device.__get__(tensor)))
+    cls.device = property(lambda tensor: registry.with_program_type(device.__get__(tensor)))
     cls.is_cuda = property(lambda tensor: tensor.device.type == "cuda")

@@ -121,7 +121,7 @@ def _replace_names():
     replace(tunable, is_enabled=lambda: False)
     if hasattr(torch.accelerator, "get_memory_info"):
         replace(torch.accelerator, get_memory_info=torch_module.mem_get_info)
-    patch_profiler(profiling.Work)
+    patch_profiler(profiling.ProfiledWork)
     replace(torch.backends.cuda, is_built=lambda: True)
     replace(
         torch.backends.cudnn,

@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 from vgpu import cores_of_this_process, memory_of_this_process
-from vgpu.other_programs import taken_now
+from vgpu.other_programs import measure_cpu_shares
 from vgpu.private import check_python, check_version
 
 GIB = 2**30
@@ -57,7 +57,7 @@ def _cores():
 
 
 def _other_programs():
-    for sentence in taken_now().sentences():
+    for sentence in measure_cpu_shares().sentences():
         yield "busy", f"{sentence} just now", "measured times will be longer"
 
 

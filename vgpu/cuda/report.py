@@ -137,7 +137,7 @@ class Report:
         After an error it does not wait: other ranks may never join a collective.
         """
         if not hasattr(sys, "last_value"):
-            registry.wait_for_all()  # returns at once in a fork
+            registry.wait_for_all_devices()  # returns at once in a fork
         self.write_last()
 
     def write_last(self):

@@ -161,13 +161,13 @@ def write_trace(path, reports, folder, began):
     from vgpu.recording.chrome_trace import NVTX_KINDS, chrome_trace
 
     events = []
-    for place, report in enumerate(reports):
+    for index, report in enumerate(reports):
         spans = _spans(Path(folder, f"{report['pid']}.spans"), 0.0 if report["modelled"] else began)
         on_gpus = (span for span in spans if span.kind not in NVTX_KINDS)
         devices = sorted({span.device for span in on_gpus if span.engine != "host"})
         timeline = SimpleNamespace(spans=spans, marks=[], devices=devices)
         who = f"rank {_name(report)}, " if report["rank"] is not None else ""
-        first = place * MAX_TRACE_PROCESSES
+        first = index * MAX_TRACE_PROCESSES
         events += chrome_trace(timeline, who, first)["traceEvents"]
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)

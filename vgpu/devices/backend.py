@@ -30,17 +30,11 @@ from vgpu.private.registration import (
 from vgpu.private.tensors import patch_data, patch_dlpack, patch_metadata, reduce
 from vgpu.runtime import registry, scheduler
 from vgpu.runtime.engines import after_fork, before_fork
-from vgpu.runtime.interrupts import held_back
+from vgpu.runtime.interrupts import defer_interrupts
 from vgpu.runtime.notebook import adapt_to_notebook
 from vgpu.tensors import storages
 from vgpu.tensors.generators import Generator
-from vgpu.tensors.tensor import (
-    REFUSALS,
-    VirtualTensor,
-    can_become,
-    is_ours,
-    set_data,
-)
+from vgpu.tensors.tensor import REFUSALS, VirtualTensor, can_become, on_virtual_gpu, set_data
 
 
 def register():
@@ -60,7 +54,7 @@ def register():
     global _registered
     if _registered:
         return
-    with held_back():  # an interrupt halfway would break torch
+    with defer_interrupts():  # an interrupt halfway would break torch
         VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
         VirtualTensor.__reduce_ex__ = reduce
         VirtualTensor.untyped_storage = storages.untyped_storage
@@ -79,7 +73,7 @@ def register():
             kernels=(autocast.register, attention.register, checks.register),
             refusals=REFUSALS,
         )
-        patch_backward(StreamsOfForward, registry.device_type, registry.named)
+        patch_backward(StreamsOfForward, registry.device_type, registry.with_program_type)
         patch_distributed_backward()
         patch_classes(
             stream=lambda device, priority=0: torch_module.Stream(device, priority),
@@ -87,24 +81,24 @@ def register():
             generator=lambda device: Generator(registry.find(device)),
             is_virtual=registry.is_virtual,
         )
-        patch_settings(registry.wait_for_all)
+        patch_settings(registry.wait_for_all_devices)
         patch_accelerator(torch_module, registry.device_type)
         allow_foreach(VirtualTensor)
         trace_as_plain(VirtualTensor)
         patch_data(set_data, can_become)
-        patch_metadata(is_ours)
-        patch_dlpack(is_ours)
+        patch_metadata(on_virtual_gpu)
+        patch_dlpack(on_virtual_gpu)
         ForkingPickler.register(VirtualTensor, storages.refuse_sharing)
         patch_data_parallel(
             comm,
-            is_ours,
+            on_virtual_gpu,
             _side_stream,
             registry.device_type,
             lambda modules: scheduler.clock.copy_modules(modules),
             lambda threads: scheduler.clock.shared_by(threads),
         )
         patch_trunc_normal(
-            lambda tensor: not is_ours(tensor) or registry.find(tensor.device).has_values
+            lambda tensor: not on_virtual_gpu(tensor) or registry.find(tensor.device).has_values
         )
         register_process_groups(BACKEND, _new_process_group, registry.is_virtual)
         patch_dtensor(registry.is_virtual)
@@ -153,7 +147,7 @@ def _end():
         for engine in (*device.own_engines, *device.collective_engines)
     ]
     workers.append(simulator)
-    with held_back():  # a thread still in torch would crash the process at exit
+    with defer_interrupts():  # a thread still in torch would crash the process at exit
         for worker in workers:
             worker.end()
         # After an error, a collective may wait for a rank that never joins.

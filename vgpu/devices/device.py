@@ -10,7 +10,7 @@ import torch
 from vgpu.runtime import scheduler
 from vgpu.runtime.engines import Engine
 from vgpu.runtime.interrupts import one_step
-from vgpu.runtime.scheduler import Resource, wait_all
+from vgpu.runtime.scheduler import Resource, wait_for_ops
 from vgpu.runtime.streams import StreamQueue
 from vgpu.runtime.threads import thread
 from vgpu.tensors.device_memory import Memory
@@ -99,7 +99,7 @@ class Device:
 
     def link_to(self, other):
         """Return the `Link` to another `Device`, None for no limit."""
-        scheduler.check_clocks(self, other)
+        scheduler.check_same_clock(self, other)
         return self.peer_link if self.model is None else self.model.link_to(other)
 
     def new_stream(self, priority=0):
@@ -120,7 +120,7 @@ class Device:
 
     def synchronize(self):
         for stream in self.streams:
-            wait_all(stream.tail(), self.torch_device)
+            wait_for_ops(stream.tail(), self.torch_device)
         self.raise_error()
 
     # -- errors of ops, raised asynchronously

@@ -76,8 +76,8 @@ def virtual_gpus(
         raise ValueError(f"the number of virtual GPUs must be a positive integer: got {n!r}")
     if n > MAX_DEVICES:
         raise ValueError(
-            f"torch supports at most {MAX_DEVICES} devices: got {n}; one modelled GPU can "
-            "represent many equal ones, see vgpu.equal_ranks"
+            f"n must be at most {MAX_DEVICES} devices: got {n}; one modelled GPU can represent "
+            "many equal ones, see vgpu.equal_ranks"
         )
     if not isinstance(values, bool):
         raise TypeError(f"values must be True or False: got {values!r}")
@@ -91,9 +91,9 @@ def virtual_gpus(
     given |= {"model": model, "values": values, "host": host}
     given = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
     machines = None if model is None else machines_of(n, _one_per_device(n, "model", model), host)
-    figures = _figures(n, machines, threads, memory, link, peer_link)
+    settings = _settings(n, machines, threads, memory, link, peer_link)
     if machines is None:
-        total, cores = sum(figures["threads"]), cores_of_this_process()
+        total, cores = sum(settings["threads"]), cores_of_this_process()
         if total > 8 * cores:
             warnings.warn(
                 f"{total} threads of virtual GPUs share {cores} CPU cores, and are no faster "
@@ -101,7 +101,7 @@ def virtual_gpus(
                 stacklevel=2,
             )
     with _setting_up:
-        _configure(n, figures)
+        _configure(n, settings)
         if machines is not None:
             from vgpu.modelled.model import use_model_clock
 
@@ -111,7 +111,7 @@ def virtual_gpus(
     return [device.torch_device for device in registry.devices[:n]]
 
 
-def _figures(n, machines, threads, memory, link, peer_link):
+def _settings(n, machines, threads, memory, link, peer_link):
     """Return the arguments of `n` `Device`s, a dict of lists; `machines` is None or a list."""
     if peer_link is not _NOT_GIVEN:  # a new object even if equal to the GPU's link
         given = map(as_link, _one_per_device(n, "peer_link", peer_link))
@@ -127,8 +127,8 @@ def _figures(n, machines, threads, memory, link, peer_link):
         memory = int(SHARE_OF_MEMORY * memory_of_this_process()) // n
     link = None if link is _NOT_GIVEN else link
     peer_link = link if peer_link is _NOT_GIVEN else peer_link
-    figures = {"threads": threads, "memory": memory, "link": link, "peer_link": peer_link}
-    lists = {name: _one_per_device(n, name, value) for name, value in figures.items()}
+    settings = {"threads": threads, "memory": memory, "link": link, "peer_link": peer_link}
+    lists = {name: _one_per_device(n, name, value) for name, value in settings.items()}
     for name in ("threads", "memory"):
         lists[name] = [_positive_int(name, value) for value in lists[name]]
     for name in ("link", "peer_link"):
@@ -136,28 +136,28 @@ def _figures(n, machines, threads, memory, link, peer_link):
     return lists
 
 
-def _configure(n, figures):
+def _configure(n, settings):
     """Configure `n` devices, on the wall clock; create those that do not exist yet."""
     if registry.devices:
-        scheduler.check_process()
+        scheduler.check_not_forked()
     else:
         from vgpu.devices import backend
 
         backend.register()
         backend.note_forks()
     in_use = registry.devices[:n]
-    for device, memory in zip(in_use, figures["memory"], strict=False):
+    for device, memory in zip(in_use, settings["memory"], strict=False):
         device.check_memory(memory)
     for device in in_use:  # before anything changes: this may raise, or be interrupted
         device.synchronize()
     registry.use_wall_clock()
     for index in range(n):
-        settings = {name: values[index] for name, values in figures.items()}
+        own = {name: values[index] for name, values in settings.items()}
         if index < len(registry.devices):
-            registry.devices[index].configure(**settings)
+            registry.devices[index].configure(**own)
         else:
             where = torch.device(registry.device_type, index)
-            registry.devices.append(Device(where, **settings))
+            registry.devices.append(Device(where, **own))
     registry.count = n
     torch.vgpu.default_generators[:] = [device.generator for device in registry.devices[:n]]
 
@@ -175,14 +175,14 @@ def requested_gpus():
     return choice, known[1], int(known[2]) if known[2] else None
 
 
-def requested_figures(n):
+def requested_settings(n):
     """Return the arguments of `virtual_gpus` for VGPU_DEVICES and at least `n` GPUs."""
     _, kind, number = requested_gpus()
-    figures = {"n": max(n, number or n)}
-    return figures if kind in ("", "cuda", "vgpu") else figures | {"model": kind}
+    settings = {"n": max(n, number or n)}
+    return settings if kind in ("", "cuda", "vgpu") else settings | {"model": kind}
 
 
-def figures_of_ranks(nproc):
+def settings_of_ranks(nproc):
     """Return the arguments of the last `virtual_gpus` for `nproc` processes; None without one.
 
     Raises:
@@ -190,15 +190,15 @@ def figures_of_ranks(nproc):
     """
     if not _last_call:
         return None
-    n, figures = _last_call[-1]
+    n, settings = _last_call[-1]
     if nproc <= n:
-        return {"n": n, **figures}
-    lists = [name for name, value in figures.items() if isinstance(value, (list, tuple))]
+        return {"n": n, **settings}
+    lists = [name for name, value in settings.items() if isinstance(value, (list, tuple))]
     if lists:
         raise ValueError(
             f"{lists[0]} must have a value for each of {nproc} ranks: got {n} in virtual_gpus"
         )
-    return {"n": nproc, **figures}
+    return {"n": nproc, **settings}
 
 
 def _threads_from_environment():

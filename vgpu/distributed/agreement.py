@@ -45,7 +45,7 @@ def ranks_text(ranks):
     return f"rank{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
-def disagreement(calls):
+def disagreement_text(calls):
     """Return the error message for ranks with different calls, given {rank: call}."""
     ranks_of = {}
     for rank, call in sorted(calls.items()):
@@ -54,7 +54,7 @@ def disagreement(calls):
     return "\n".join(["the ranks disagree:", *lines])
 
 
-def host_number():
+def machine_id():
     """Return an identifier of this machine's boot; ranks with equal ones share a clock."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -85,13 +85,13 @@ class Agreement:
 
     @classmethod
     def of(cls, table, ready):
-        """Return the agreement of ranks whose rows `Table` has exchanged; `ready` is one's own."""
+        """Return the agreement of ranks from their rows; `ready` is this rank's time."""
         one_clock = bool((table[:, 4] == table[0, 4]).all())
         start = table[:, 1].max().item() if one_clock else max(ready, perf_counter())
         return cls(start, table[:, 2].min().item(), table[:, 3].max().item())
 
 
-class Table:
+class GlooConnections:
     """The ranks of a process group, and their gloo connections."""
 
     def __init__(self, store, rank, size, global_ranks, timeout):
@@ -99,7 +99,7 @@ class Table:
         self.global_ranks = global_ranks
         self.timeout = timeout
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self.host = host_number()
+        self.machine = machine_id()
 
     def set_timeout(self, timeout):
         self.timeout = timeout
@@ -127,17 +127,18 @@ class Table:
         return self._agree(call, ready, link, failure, self.global_ranks, gather)
 
     def agree_with(self, other, sends, call, ready, link, failure):
+        """Return the `Agreement` with one rank on a message, which this rank sends or receives."""
         tags = iter(((0, 1), (2, 2)))
 
         def swap(mine):
-            (there, back), its = next(tags), torch.empty_like(mine)
+            (there, back), theirs = next(tags), torch.empty_like(mine)
             if sends:
                 self.gloo.send([mine], other, there).wait()
-                self.gloo.recv([its], other, back).wait()
+                self.gloo.recv([theirs], other, back).wait()
             else:
-                self.gloo.recv([its], other, there).wait()
+                self.gloo.recv([theirs], other, there).wait()
                 self.gloo.send([mine], other, back).wait()
-            return [mine, its]
+            return [mine, theirs]
 
         ranks = [self.global_ranks[rank] for rank in (self.rank, other)]
         name = f"send of {call} to" if sends else f"recv of {call} from"
@@ -150,7 +151,7 @@ class Table:
         `common` is the part of the call that is equal on all ranks, by default all of it.
         """
         number = zlib.crc32((common or call).encode())
-        row = number, ready, *bandwidth_and_latency(link), self.host, failure is not None
+        row = number, ready, *bandwidth_and_latency(link), self.machine, failure is not None
         row = torch.tensor(row, dtype=torch.float64)
         try:
             table = torch.stack(exchange(row))
@@ -160,7 +161,7 @@ class Table:
             texts = map(_as_text, exchange(_as_bytes(text)))
         except RuntimeError as error:  # a gloo error
             raise self._failed(call, error) from None
-        raise dist.DistBackendError(disagreement(dict(zip(ranks, texts, strict=True))))
+        raise dist.DistBackendError(disagreement_text(dict(zip(ranks, texts, strict=True))))
 
     # -- errors
 

@@ -1,5 +1,8 @@
 """Collective: an op in which several ranks take part."""
 
+import functools
+
+from vgpu.distributed import collective_costs, exchange
 from vgpu.runtime.scheduler import Op
 
 
@@ -7,43 +10,45 @@ class Collective(Op):
     """One rank's call of a collective, or of a message.
 
     Args:
-        move: function(gloo, inputs, outputs) of flat CPU tensors; see exchange.py.
-        cost: function(k, bytes, route); see collective_costs.py.
+        name: the called function, in recordings and errors.
         detail: further text that must be equal on all ranks.
+        kind: the name of its functions in exchange.py and collective_costs.py; by default `name`.
         shapes_of: tensors whose shapes must be equal on all ranks; by default the inputs.
-        cost_bytes: bytes for `cost`; by default those of inputs or outputs, the larger.
+        cost_bytes: bytes that its cost depends on; by default the inputs' or outputs', the larger.
         peer, sends: of a message, the other rank in the group and the direction.
-        is_read: whether other ranks read the inputs.
+        arguments: further ones of the function in exchange.py.
 
     Attributes:
         text: the call with its shapes; equal on all ranks.
         key: identifies the collective on all ranks; its last part is a counter.
         members: participating ranks, numbered as in the default group.
         failure: the error that prevents it from running on a modelled clock, or None.
+        is_read: whether other ranks read the inputs.
         has_values: whether all ranks have the values that others read.
     """
 
     key = members = failure = None
-    has_values = True
+    is_read = has_values = True
 
     def __init__(
         self,
         name,
         inputs,
         outputs,
-        move,
-        cost,
         detail="",
+        kind=None,
         *,
         shapes_of=None,
         cost_bytes=None,
         peer=None,
         sends=None,
-        is_read=True,
+        **arguments,
     ):
         super().__init__(name, "collective", None, None)
-        self.inputs, self.outputs, self.move, self._cost = inputs, outputs, move, cost
-        self.peer, self.sends, self.is_read = peer, sends, is_read
+        self.inputs, self.outputs = inputs, outputs
+        self.move = functools.partial(getattr(exchange, kind or name), **arguments)
+        self._cost = getattr(collective_costs, kind or name)
+        self.peer, self.sends = peer, sends
         if cost_bytes is None:
             cost_bytes = max(bytes_of(inputs), bytes_of(outputs))
         self._cost_bytes = cost_bytes

@@ -51,30 +51,33 @@ def all_reduce(k, num_bytes, route):
     return min(ring, tree, key=lambda cost: cost.seconds(route))
 
 
-def in_parts(k, num_bytes, route):
+def all_gather(k, num_bytes, route):
     """Return the `CollectiveCost` of all_gather and reduce_scatter, `num_bytes` for all parts."""
     return CollectiveCost(k - 1, (k - 1) * num_bytes // k, route.machines - 1)
 
 
-def to_each(k, num_bytes, route):
+def all_to_all(k, num_bytes, route):
     """Return the `CollectiveCost` of all_to_all, `num_bytes` for all parts of a rank.
 
     No ring: each rank's parts for other machines go through its share of the network cards.
     """
     leaving = (k - k // route.machines) * num_bytes // k  # none in one machine
-    return replace(in_parts(k, num_bytes, route), leaving=leaving)
+    return replace(all_gather(k, num_bytes, route), leaving=leaving)
 
 
-def around(k, num_bytes, route):
+def broadcast(k, num_bytes, route):
     """Return the `CollectiveCost` of broadcast and reduce, in a pipeline along the ring."""
     return CollectiveCost(k - 1, num_bytes if k > 1 else 0, route.machines - 1)
 
 
-def at_root(k, num_bytes, route):
+def gather(k, num_bytes, route):
     """Return the `CollectiveCost` of gather and scatter: `num_bytes` a rank on the root's link."""
     return CollectiveCost(k - 1, (k - 1) * num_bytes, route.machines - 1)
 
 
-def one_message(k, num_bytes, route):
+def send(k, num_bytes, route):
     """Return the `CollectiveCost` of a message from one rank to another."""
     return CollectiveCost(1, num_bytes, route.machines - 1)
+
+
+reduce_scatter, reduce, scatter, recv, barrier = all_gather, broadcast, gather, send, all_reduce

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import torch.distributed as dist
 
 from vgpu.distributed.meetings import has_values
-from vgpu.distributed.routes import route, way_between, way_inside
+from vgpu.distributed.routes import link_in_machine, route, share_of_network
 from vgpu.private.process_groups import fake_store
 from vgpu.runtime import scheduler
 
-Op = dist.ReduceOp.RedOpType
+ReduceOp = dist.ReduceOp
 
 
 @contextlib.contextmanager
@@ -43,24 +43,24 @@ def equal_ranks(k):
 
 
 class EqualRanks:
-    """Replaces `Meetings` where one rank represents many equal ones."""
+    """Replaces `ConnectedRanks` where one rank represents many equal ones."""
 
     pending = ()
 
     def __init__(self, simulation, size):
         self._simulation, self._size = simulation, size
 
-    def may_go_to(self, seconds):
+    def may_advance_to(self, seconds):
         """Return True: all ranks are ready when this one is."""
         return True
 
     def post(self, op):
         op.ready = op.start
         gpus = op.engine.device.model.machine.gpus or self._size
-        hosts = [rank // gpus for rank in op.members]
-        ways = {host: way_between(op, self._size, host) for host in set(hosts)}
-        between = [ways[host] for host in hosts]
-        op.meet(route(hosts, [way_inside(op)], between), has_values(op))
+        machines = [rank // gpus for rank in op.members]
+        shares = {each: share_of_network(op, self._size, each) for each in set(machines)}
+        between = [shares[each] for each in machines]
+        op.meet(route(machines, [link_in_machine(op)], between), has_values(op))
         self._simulation.make_ready(op)
 
     def done(self, op=None):
@@ -72,7 +72,7 @@ class EqualRanks:
         self._simulation.finish()
 
 
-class Equals:
+class EqualRanksGloo:
     """Replaces a gloo group where this rank represents all ranks, with equal values.
 
     Messages, and tensors from a root on another rank, leave the outputs unchanged.
@@ -91,9 +91,9 @@ class Equals:
         """Reduce `size` equal tensors to one: MIN and MAX of them are the tensor itself."""
         kind = options.reduceOp.op
         for tensor in tensors:
-            if kind == Op.SUM:
+            if kind == ReduceOp.SUM:
                 tensor *= self._size
-            elif kind == Op.PRODUCT:
+            elif kind == ReduceOp.PRODUCT:
                 tensor **= self._size
         return _DONE
 

@@ -1,7 +1,7 @@
 """Moves the values of collectives as CPU tensors, through gloo, in an engine's thread.
 
 Each function takes a gloo process group and this rank's inputs and outputs, lists of flat CPU
-tensors, and returns when the outputs are written. In `equal_ranks`, `Equals` replaces gloo.
+tensors, and returns when the outputs are written. In `equal_ranks`, `EqualRanksGloo` replaces gloo.
 """
 
 import torch
@@ -12,9 +12,9 @@ from vgpu.private.process_groups import options
 from vgpu.tensors.cells import fetch
 from vgpu.tensors.tensor import VirtualTensor
 
-Op = dist.ReduceOp.RedOpType
-SUMS = {Op.SUM, Op.AVG, Op.PREMUL_SUM}
-REDUCTIONS = {*SUMS, Op.PRODUCT, Op.MIN, Op.MAX}  # supported by NCCL
+ReduceOp = dist.ReduceOp
+SUMS = {ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM}
+REDUCTIONS = {*SUMS, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX}  # supported by NCCL
 TYPES = {  # that NCCL knows; see `ncclDataType` in torch's NCCLUtils.cpp
     *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool, torch.bfloat16),
     *(torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -49,41 +49,41 @@ class Reduction:
         """Raise an error, with torch's message, if NCCL does not support this reduction."""
         if dtype.is_floating_point and dtype.itemsize == 1:
             raise RuntimeError("Unsupported Float8 type for NCCL reduction")
-        if dtype == torch.bool and self.kind == Op.AVG:
+        if dtype == torch.bool and self.kind == ReduceOp.AVG:
             raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
-        if self.kind == Op.PREMUL_SUM and not dtype.is_floating_point:
+        if self.kind == ReduceOp.PREMUL_SUM and not dtype.is_floating_point:
             raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
 
     def prepared(self, value):
         """Return this rank's contribution for an input: a new tensor, or `value` itself."""
         if value.dtype == torch.bool:  # a sum is "or", a product is "and"; see `gloo_op`
             return value.to(torch.uint8)
-        if self.kind == Op.PREMUL_SUM:
+        if self.kind == ReduceOp.PREMUL_SUM:
             factor = self.factor
             if type(factor) is VirtualTensor:
                 factor = fetch(factor._cell)
             return value * (factor.to(value.dtype) if isinstance(factor, torch.Tensor) else factor)
-        if self.kind == Op.AVG and value.is_floating_point():
+        if self.kind == ReduceOp.AVG and value.is_floating_point():
             return value / self.k
         return value
 
     def finish(self, value, out):
         """Write a result of the exchange to an output."""
-        if self.kind == Op.AVG and not value.is_floating_point():
+        if self.kind == ReduceOp.AVG and not value.is_floating_point():
             value = value.div(self.k, rounding_mode="trunc")
         if value.data_ptr() != out.data_ptr():
             out.copy_(value)
 
     def gloo_op(self, dtype):
         if dtype == torch.bool:
-            kind = Op.MIN if self.kind in (Op.MIN, Op.PRODUCT) else Op.MAX
+            kind = ReduceOp.MIN if self.kind in (ReduceOp.MIN, ReduceOp.PRODUCT) else ReduceOp.MAX
         else:
-            kind = Op.SUM if self.kind in SUMS else self.kind
-        return dist.ReduceOp(kind)
+            kind = ReduceOp.SUM if self.kind in SUMS else self.kind
+        return ReduceOp(kind)
 
     def combine(self, parts, dtype):
         kind = self.gloo_op(dtype).op
-        of_two = {Op.SUM: torch.add, Op.PRODUCT: torch.mul, Op.MIN: torch.minimum}
+        of_two = {ReduceOp.SUM: torch.add, ReduceOp.PRODUCT: torch.mul, ReduceOp.MIN: torch.minimum}
         total = parts[0].clone()
         for part in parts[1:]:
             of_two.get(kind, torch.maximum)(total, part, out=total)
@@ -120,16 +120,16 @@ def broadcast(gloo, inputs, outputs, root):
 def all_gather(gloo, inputs, outputs):
     """Write the input of rank i to output i; each input has one output for each rank."""
     k = gloo.size()
-    for place, value in enumerate(inputs):
-        outs = outputs[place * k : (place + 1) * k]
+    for i, value in enumerate(inputs):
+        outs = outputs[i * k : (i + 1) * k]
         gloo.allgather([[_bytes(out) for out in outs]], [_bytes(value)]).wait()
 
 
 def reduce_scatter(gloo, inputs, outputs, reduction):
     """Write the sum of inputs i to the output of rank i; an output has an input for each rank."""
     k, rank = gloo.size(), gloo.rank()
-    for place, out in enumerate(outputs):
-        parts = [reduction.prepared(part) for part in inputs[place * k : (place + 1) * k]]
+    for i, out in enumerate(outputs):
+        parts = [reduction.prepared(part) for part in inputs[i * k : (i + 1) * k]]
         received = [torch.empty_like(parts[rank]) for _ in range(k)]
         _swap(gloo, parts, received)
         reduction.finish(reduction.combine(received, out.dtype), out)
@@ -177,7 +177,7 @@ def scatter(gloo, inputs, outputs, root):
     gloo.scatter([_bytes(outputs[0])], sent, options(dist.ScatterOptions, rootRank=root)).wait()
 
 
-def nothing(gloo, inputs, outputs):
+def barrier(gloo, inputs, outputs):
     """Move no values, for a barrier: the ranks have agreed already."""
 
 

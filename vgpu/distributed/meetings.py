@@ -5,15 +5,15 @@ import os
 
 import torch.distributed as dist
 
-from vgpu.distributed.agreement import host_number
-from vgpu.distributed.routes import Route, way_between, way_inside
-from vgpu.distributed.timekeeper import Member, Post
+from vgpu.distributed.agreement import machine_id
+from vgpu.distributed.routes import Route, link_in_machine, share_of_network
+from vgpu.distributed.timekeeper import KeeperConnection, Post
 from vgpu.tensors.cells import is_known
 
-_LOST = "lost the connection to the rank that keeps the simulated clock"
+_LOST_KEEPER = "lost the connection to the rank that keeps the simulated clock"
 
 
-class Meetings:
+class ConnectedRanks:
     """Connects a `Simulation`, in its thread, to the other ranks of the default group.
 
     Attributes:
@@ -23,19 +23,19 @@ class Meetings:
     def __init__(self, simulation, store, rank, size, timeout):
         self._simulation = simulation
         self.pending = {}
-        self._leave = 0.0  # time up to which the keeper allows this rank to simulate
+        self._granted = 0.0  # time up to which the keeper allows this rank to simulate
         self._done = {}  # key without its counter -> counter of the last completed collective
         store = dist.PrefixStore(f"{next(_numbers)}", store)
         self._num_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))  # on this node of torchrun
-        self._member = Member(store, rank, size, timeout, self._run_to)
+        self._keeper = KeeperConnection(store, rank, size, timeout, self._run_to)
 
-    def may_go_to(self, seconds):
+    def may_advance_to(self, seconds):
         """Return whether no meeting can begin before `seconds`; False after waiting for news."""
-        if not self.pending or seconds <= self._leave:
+        if not self.pending or seconds <= self._granted:
             return True
-        for kind, *message in self._member.ask(seconds):
+        for kind, *message in self._keeper.ask(seconds):
             if kind == "go":
-                (self._leave,) = message
+                (self._granted,) = message
             elif kind == "meet":
                 key, start, route, known = message
                 if (op := self.pending.pop(key, None)) is not None:
@@ -47,7 +47,7 @@ class Meetings:
                 if key in self.pending:
                     self._fail(self.pending.pop(key), text)
             else:
-                self._fail_all(_LOST)
+                self._fail_all(_LOST_KEEPER)
         return False
 
     def _fail_all(self, text):
@@ -63,22 +63,23 @@ class Meetings:
         """Report to the keeper that an op is ready to begin at `op.start`."""
         now, op.ready = op.ready, op.start
         self.pending[op.key] = op
-        host = host_number(), os.environ.get("GROUP_RANK", "0"), op.engine.device.model.host
-        ways = way_inside(op), way_between(op, self._num_here, host[-1])
+        index = op.engine.device.model.machine_index
+        machine = machine_id(), os.environ.get("GROUP_RANK", "0"), index
+        links = link_in_machine(op), share_of_network(op, self._num_here, index)
         try:
-            post = Post(op.text, op.ready, host, *ways, has_values(op))
-            self._member.post(now, op.key, op.members, post)
+            post = Post(op.text, op.ready, machine, *links, has_values(op))
+            self._keeper.post(now, op.key, op.members, post)
         except OSError:
-            self._fail_all(_LOST)
+            self._fail_all(_LOST_KEEPER)
 
     def waits_for_values(self, op):
         """Report to the keeper that this rank waits for values of other ranks."""
-        self._member.report("at", op.start, op.key)
+        self._keeper.send("at", op.start, op.key)
 
     def done(self, op):
         key = op.key
         self._done[key[:-1]] = key[-1]
-        self._member.report("at", 0.0, key)
+        self._keeper.send("at", 0.0, key)
 
     def _run_to(self, key, is_posted_by_all):
         """Simulate until this rank has posted or completed a collective."""
@@ -90,17 +91,17 @@ class Meetings:
         def run():
             self._simulation.run_issued_while(is_ahead)
             if is_ahead():
-                self._member.report("idle")
+                self._keeper.send("idle")
 
-        self._simulation.ask(run)
+        self._simulation.call_soon(run)
 
     def end(self):
         """Simulate all issued ops, then leave."""
         self._simulation.finish()
-        self._member.end()
+        self._keeper.end()
 
     def leave(self):
-        self._member.report("end")
+        self._keeper.send("end")
 
 
 _numbers = itertools.count()

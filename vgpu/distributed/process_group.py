@@ -20,15 +20,14 @@ import torch
 import torch.distributed as dist
 
 from vgpu.distributed import BACKEND, exchange
-from vgpu.distributed import collective_costs as costs
-from vgpu.distributed.agreement import NO_LINK, Agreement, Table, bandwidth_and_latency
+from vgpu.distributed.agreement import NO_LINK, Agreement, GlooConnections, bandwidth_and_latency
 from vgpu.distributed.collective import Collective, bytes_of, described
-from vgpu.distributed.equal_ranks import EqualRanks, Equals
+from vgpu.distributed.equal_ranks import EqualRanks, EqualRanksGloo
 from vgpu.distributed.exchange import Reduction
-from vgpu.distributed.meetings import Meetings
+from vgpu.distributed.meetings import ConnectedRanks
 from vgpu.distributed.routes import Route
 from vgpu.distributed.work import VirtualWork
-from vgpu.modelled.simulation import ModelledEngine, leave_without_values
+from vgpu.modelled.simulation import ModelledEngine, mark_without_values
 from vgpu.private.dispatch import tree_flatten
 from vgpu.private.process_groups import (
     add_gloo,
@@ -40,7 +39,7 @@ from vgpu.private.process_groups import (
 from vgpu.runtime import registry, scheduler, threads
 from vgpu.runtime.engines import Engine, sleep_until
 from vgpu.runtime.scheduler import wait
-from vgpu.tensors.cells import Failure, Unavailable, fail, fetch, revive
+from vgpu.tensors.cells import Missing, Unavailable, fetch, revive, set_missing
 from vgpu.tensors.tensor import VirtualTensor
 
 
@@ -99,17 +98,18 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._ranks = list(options.global_ranks_in_group) or list(range(size))
         job_size = dist.get_world_size() if dist.is_initialized() else size
         self._is_whole_job = self._ranks == list(range(job_size))
-        self._table, self._peers, self._for_cpu = None, Equals(rank, size), None  # for equal_ranks
+        self._connections = self._for_cpu = None  # stays so in a block of equal_ranks
+        self._peers = EqualRanksGloo(rank, size)
         if self._fake_store is None:
             store = dist.PrefixStore("vgpu", self._store)
-            self._table = Table(store, rank, size, self._ranks, timeout)
-            self._peers = self._table.gloo
+            self._connections = GlooConnections(store, rank, size, self._ranks, timeout)
+            self._peers = self._connections.gloo
             store = dist.PrefixStore("cpu", self._store)
             gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
             group = dist.ProcessGroup(store, rank, size)  # has more methods than gloo's
             add_gloo(group, gloo)
             self._for_cpu = group
-        self._lanes = {}  # (index of a device, peer, direction) -> Lane
+        self._lanes = {}  # (index of a device, its model, name of the engine) -> Lane
         self._coalesced = threading.local()
         self._join()
         self._number = 0
@@ -123,13 +123,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
         clock = scheduler.clock
         if clock.meetings is not None:
             return
-        if self._table is None:
+        if self._connections is None:
             clock.meetings = EqualRanks(clock, self._size)
             return
         job = self._store, self._rank, self._size
         if dist.is_initialized():
             job = _store_of_attempt(default_store()), dist.get_rank(), dist.get_world_size()
-        clock.meetings = Meetings(clock, *job, self._timeout)
+        clock.meetings = ConnectedRanks(clock, *job, self._timeout)
 
     # -- the interface that torch expects
 
@@ -165,8 +165,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def set_timeout(self, timeout):
         self._timeout = timeout
-        if self._table is not None:
-            self._table.set_timeout(timeout)
+        if self._connections is not None:
+            self._connections.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -201,27 +201,23 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _all_reduce(self, name, tensors, opts):
         reduction = self._reduction(opts, tensors)
-        move = functools.partial(exchange.all_reduce, reduction=reduction)
-        return self._issue(
-            Collective(name, tensors, tensors, move, costs.all_reduce, reduction.name)
-        )
+        call = Collective(name, tensors, tensors, reduction.name, "all_reduce", reduction=reduction)
+        return self._issue(call)
 
     @_by_device
     def reduce(self, tensors, opts=None):
         opts = opts or dist.ReduceOptions()
-        reduction = self._reduction(opts, tensors)
-        move = functools.partial(exchange.reduce, reduction=reduction, root=opts.rootRank)
-        detail = f"{reduction.name}, {self._root(opts.rootRank)}"
-        return self._issue(Collective("reduce", tensors, tensors, move, costs.around, detail))
+        reduction, root = self._reduction(opts, tensors), opts.rootRank
+        detail = f"{reduction.name}, {self._root(root)}"
+        call = Collective("reduce", tensors, tensors, detail, reduction=reduction, root=root)
+        return self._issue(call)
 
     @_by_device
     def broadcast(self, tensors, opts=None):
         root = (opts or dist.BroadcastOptions()).rootRank
-        move, detail = functools.partial(exchange.broadcast, root=root), self._root(root)
-        is_read = self._rank == root
-        return self._issue(
-            Collective("broadcast", tensors, tensors, move, costs.around, detail, is_read=is_read)
-        )
+        call = Collective("broadcast", tensors, tensors, self._root(root), root=root)
+        call.is_read = self._rank == root
+        return self._issue(call)
 
     @_by_device
     def allgather(self, output_lists, inputs, opts=None):
@@ -246,7 +242,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _all_gather(self, name, wholes, inputs, result=None):
         outputs = self._parts_of(name, wholes, inputs)
-        call = Collective(name, inputs, outputs, exchange.all_gather, costs.in_parts)
+        call = Collective(name, inputs, outputs, kind="all_gather")
         return self._issue(call, result or wholes)
 
     @_by_device
@@ -270,8 +266,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def _reduce_scatter(self, name, outputs, wholes, opts):
         inputs = self._parts_of(name, wholes, outputs)
         reduction = self._reduction(opts, inputs)
-        move = functools.partial(exchange.reduce_scatter, reduction=reduction)
-        return self._issue(Collective(name, inputs, outputs, move, costs.in_parts, reduction.name))
+        kind = "reduce_scatter"
+        call = Collective(name, inputs, outputs, reduction.name, kind, reduction=reduction)
+        return self._issue(call)
 
     @_by_device
     def alltoall(self, outputs, inputs, opts=None):
@@ -292,36 +289,33 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _all_to_all(self, name, outputs, inputs, result):
         dtypes = str({tensor.dtype for tensor in (*inputs, *outputs)})
-        move = exchange.all_to_all
-        call = Collective(name, inputs, outputs, move, costs.to_each, dtypes, shapes_of=[])
+        call = Collective(name, inputs, outputs, dtypes, "all_to_all", shapes_of=[])
         return self._issue(call, result)
 
     @_by_device
     def gather(self, output_lists, inputs, opts=None):
         root = (opts or dist.GatherOptions()).rootRank
         outputs = self._parts_of("gather", output_lists, inputs)
-        return self._issue(self._at_root("gather", inputs, outputs, root, inputs), outputs)
+        call = self._gather_or_scatter("gather", inputs, outputs, root, inputs)
+        return self._issue(call, outputs)
 
     @_by_device
     def scatter(self, outputs, input_lists, opts=None):
         """Copy tensor i of the root to rank i."""
         root = (opts or dist.ScatterOptions()).rootRank
         inputs = self._parts_of("scatter", input_lists, outputs)
-        return self._issue(self._at_root("scatter", inputs, outputs, root, outputs))
+        return self._issue(self._gather_or_scatter("scatter", inputs, outputs, root, outputs))
 
-    def _at_root(self, name, inputs, outputs, root, own):
+    def _gather_or_scatter(self, name, inputs, outputs, root, own):
         """Return the `Collective` of a gather or scatter; `own` is each rank's part."""
-        move = functools.partial(getattr(exchange, name), root=root)
-        num_bytes, detail = bytes_of(own), self._root(root)
-        return Collective(
-            name, inputs, outputs, move, costs.at_root, detail, shapes_of=own, cost_bytes=num_bytes
-        )
+        sizes = {"shapes_of": own, "cost_bytes": bytes_of(own)}
+        return Collective(name, inputs, outputs, self._root(root), root=root, **sizes)
 
     def barrier(self, opts=None):
         """Make the host wait until all ranks have joined."""
-        call = Collective("barrier", [], [], exchange.nothing, costs.all_reduce, cost_bytes=4)
+        call = Collective("barrier", [], [], cost_bytes=4)
         where = self.bound_device
-        if where is None and not registry.chosen:  # as NCCL's backend: used before, or a guess
+        if where is None and not registry.device_was_set:  # like NCCL: used before, or a guess
             guess = self._ranks[self._rank] % max(registry.count, 1)
             where = min((index for index, _, _ in self._lanes), default=guess)
         return self._issue(call, device=registry.find(where), blocks=True)
@@ -345,14 +339,12 @@ class VirtualProcessGroup(dist.ProcessGroup):
         (tensor,) = tensors
         if other == self._rank:
             raise ValueError(f"a rank cannot exchange messages with itself: got rank {other}")
-        move = functools.partial(exchange.send if sends else exchange.recv, other=other)
         inputs, outputs = (tensors, []) if sends else ([], tensors)
         dtype = str(tensor.dtype).removeprefix("torch.")
         detail = f"{tensor.numel()} of {dtype}"  # shapes and tags may differ, as for NCCL
-        ends = {"shapes_of": [], "peer": other, "sends": sends}
-        return self._issue(
-            Collective("message", inputs, outputs, move, costs.one_message, detail, **ends)
-        )
+        kind, ends = "send" if sends else "recv", {"peer": other, "sends": sends, "other": other}
+        call = Collective("message", inputs, outputs, detail, kind, shapes_of=[], **ends)
+        return self._issue(call)
 
     # -- coalescing
 
@@ -400,7 +392,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             each = self._parts(name, whole, part) if isinstance(whole, torch.Tensor) else whole
             if len(each) != self._size:
                 raise ValueError(
-                    f"{name}: {self._size} ranks require as many tensors: got {len(each)}"
+                    f"{name}: a list must have {self._size} tensors, one a rank: got {len(each)}"
                 )
             for one in each:
                 if (one.numel(), one.dtype) != (part.numel(), part.dtype):
@@ -475,14 +467,14 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def _claim(self, device):
         """Raise DistBackendError, with NCCL's text, if another rank has claimed the same GPU."""
         if (
-            self._table is None
+            self._connections is None
             or registry.device_type == "vgpu"
             or dist.get_backend(self) == "gloo"
         ):
             return  # elsewhere each process has GPUs of its own
         visible = dict(enumerate(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
         gpu = visible.get(device.index) or device.index
-        key = f"{self._table.host}/{os.environ.get('GROUP_RANK')}/{gpu}"
+        key = f"{self._connections.machine}/{os.environ.get('GROUP_RANK')}/{gpu}"
         owner = int(self._store.compare_set(key, "", str(self._rank)))
         if owner != self._rank:
             raise dist.DistBackendError(
@@ -499,7 +491,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             if op.failure is not None:
                 raise op.failure
             if not op.has_values:
-                leave_without_values(op)
+                mark_without_values(op)
                 return
             if self._error is not None:
                 raise dist.DistBackendError(f"this process group failed: {self._error}")
@@ -511,7 +503,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             run = self._run_at_its_time if modelled else self._run_in_real_time
             run(op, values, failure)
         except BaseException as error:
-            fail(op.args[0], Failure(error))
+            set_missing(op.args[0], Missing(error))
             if isinstance(error, dist.DistBackendError) and self._error is None:
                 self._error = error
             raise
@@ -544,13 +536,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
         sleep_until(end)
 
     def _agree(self, op, ready, link, failure):
-        if self._table is None:
+        if self._connections is None:
             if failure is not None:
                 raise failure
             return Agreement(ready, *bandwidth_and_latency(link))
         if op.peer is None:
-            return self._table.agree(op.text, ready, link, failure)
-        return self._table.agree_with(op.peer, op.sends, op.text, ready, link, failure)
+            return self._connections.agree(op.text, ready, link, failure)
+        return self._connections.agree_with(op.peer, op.sends, op.text, ready, link, failure)
 
 
 def _store_of_attempt(store):

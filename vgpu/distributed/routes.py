@@ -26,7 +26,7 @@ class Route(NamedTuple):
     part: float = NO_LINK
 
 
-def way_inside(op):
+def link_in_machine(op):
     """Return bandwidth, latency and start-up of a rank's links inside its machine.
 
     A group of k ranks uses all links that join them: at most k - 1 times the link of a pair.
@@ -41,18 +41,18 @@ def way_inside(op):
     return bandwidth, rings.latency, rings.startup
 
 
-def way_between(op, num_ranks, host):
+def share_of_network(op, num_ranks, machine_index):
     """Return a rank's share of its machine's network bandwidth, latency and start-up.
 
     All ranks of a machine are assumed to use the network at the same time. Each gets an equal share
-    of the cards; a group gets the shares of all its ranks. A message gets a whole card. The ranks,
-    `num_ranks`, fill machines in turn; the last may have fewer. `host` is the rank's machine.
+    of the cards; a group gets the shares of all its ranks. A message gets a whole card. `num_ranks`
+    ranks fill machines in turn, so the last may have fewer.
     """
     machine = op.engine.device.model.machine
     if machine.network is None:
         return NO_LINK, 0.0, 0.0
     gpus = machine.gpus or num_ranks
-    left = num_ranks - host * gpus
+    left = num_ranks - machine_index * gpus
     ranks = min(gpus, left if left > 0 else num_ranks)  # GPUs may be chosen in any order
     part = machine.network.bandwidth * machine.network_cards / ranks
     if op.peer is not None:
@@ -60,18 +60,18 @@ def way_between(op, num_ranks, host):
     return part, machine.network.latency, machine.network.startup
 
 
-def route(hosts, inside, between):
-    """Return the `Route` of a collective; `inside` and `between` have each rank's ways."""
+def route(machines, inside, between):
+    """Return the `Route` of a collective, from machine, link and network share of each rank."""
     narrowest, latency, startup = _slowest(inside)
-    in_each = Counter(hosts)
+    in_each = Counter(machines)
     if len(in_each) == 1:
         return Route(narrowest, latency, startup)
     part, step, start = _slowest(between)
-    parts = (part * in_each[host] for host, (part, *_) in zip(hosts, between, strict=True))
+    parts = (part * in_each[machine] for machine, (part, *_) in zip(machines, between, strict=True))
     bandwidth = min(narrowest, *parts)
     return Route(bandwidth, latency, max(startup, start), len(in_each), step, part)
 
 
-def _slowest(ways):
-    bandwidths, latencies, startups = zip(*ways, strict=True)
+def _slowest(links):
+    bandwidths, latencies, startups = zip(*links, strict=True)
     return min(bandwidths), max(latencies), max(startups)

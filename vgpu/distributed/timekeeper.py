@@ -4,10 +4,10 @@ A collective begins when its last rank is ready. A rank's simulation does not kn
 *posts* the collective with the time at which its own inputs are ready. The keeper, a thread in the
 process of the first rank to arrive, tells all of its ranks when they *meet*.
 
-A rank that waits for a meeting must not simulate past it. So it asks for leave before it advances
-to its next event, and gets it once no rank that it waits for, directly or through others, can act
-earlier. The result is exact and the same in every run. (This is a conservative parallel simulation
-with a global minimum in place of null messages: Chandy and Misra 1979,
+A rank that waits for a meeting must not simulate past it. So it asks for permission before it
+advances to its next event, which is granted once no rank that it waits for, directly or through
+others, can act earlier. The result is exact and the same in every run. (This is a conservative
+parallel simulation with a global minimum in place of null messages: Chandy and Misra 1979,
 https://doi.org/10.1109/TSE.1979.230182.)
 
 Simulation stops at the clock of a host that may still issue ops. But the host may wait for another
@@ -33,11 +33,11 @@ from queue import Empty, SimpleQueue
 from traceback import format_exc
 from typing import NamedTuple
 
-from vgpu.distributed.agreement import disagreement, ranks_text
+from vgpu.distributed.agreement import disagreement_text, ranks_text
 from vgpu.distributed.routes import route
 
 _PATIENCE = 0.5  # seconds of silence after which a host is assumed to wait
-_LONG = 20.0  # the same for a host whose process is busy
+_PATIENCE_IF_BUSY = 20.0  # the same for a host whose process is busy
 _BUSY_SHARE = 0.1  # a process that uses more than this share of a core is busy
 _MAX_MESSAGE_BYTES = 2**20
 KEY = "vgpu/timekeeper"  # of the keeper's address, port and secret in torch's store
@@ -46,8 +46,14 @@ _LOST = ("lost",)  # message to this process itself: the connection is lost
 NEVER = float("inf")
 
 
-class Line(Connection):
+class JsonConnection(Connection):
     """A connection for nested tuples of strings and numbers, as JSON."""
+
+    @classmethod
+    def over(cls, tcp):
+        """Return a connection over a socket, without the delay of small messages, up to 40 ms."""
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return cls(tcp.detach())
 
     def send(self, message):
         self.send_bytes(json.dumps(message).encode())
@@ -61,20 +67,14 @@ def _in_tuples(value):
     return tuple(map(_in_tuples, value)) if isinstance(value, list) else value
 
 
-def open_line(tcp):
-    """Return a `Line` over a socket without delays of small messages, which can be 40 ms."""
-    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Line(tcp.detach())
-
-
 class Post(NamedTuple):
     """A rank's report that the inputs of a collective are ready."""
 
     text: str
     ready: float  # seconds at which the inputs are ready and the link is free
-    host: tuple
-    link: tuple  # `way_inside` of this rank, see routes.py
-    network: tuple  # `way_between`
+    machine: tuple  # equal for ranks on one machine
+    link: tuple  # `link_in_machine` of this rank, see routes.py
+    network: tuple  # `share_of_network`
     has_values: bool  # whether it has the values that other ranks read
 
 
@@ -100,12 +100,12 @@ class Meeting:
         return next(iter(self.posts.values())).text
 
 
-class Rank:
+class RankState:
     """The keeper's state of a rank.
 
     Attributes:
         bound: seconds before which the rank does nothing, unless a meeting wakes it.
-        asks, since: time to which it asks for leave to advance, and `time.monotonic()` of that
+        asks, since: time to which it asks for permission to advance, and `time.monotonic()` of that
             request; None while it runs.
         sent: number of messages about meetings sent to it.
     """
@@ -122,7 +122,7 @@ class Keeper:
     A rank waits for others for `timeout` seconds at most. `address` is the interface to listen on.
 
     Attributes:
-        ranks: number -> its `Rank`, of those that have joined.
+        ranks: number -> its `RankState`, of those that have joined.
         secret, port: what a rank needs to join.
     """
 
@@ -141,7 +141,7 @@ class Keeper:
         with self._server:
             while len(self.ranks) < self._size:
                 with contextlib.suppress(OSError):  # nobody connected, or left again
-                    line = open_line(self._server.accept()[0])
+                    line = JsonConnection.over(self._server.accept()[0])
                     threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def _serve(self, line):
@@ -159,11 +159,11 @@ class Keeper:
             line.close()  # so that the other end's thread ends
 
     def join(self, number, connection):
-        """Return the new `Rank` with this number; None if there is one, or can be none."""
+        """Return the new `RankState` with this number; None if there is one, or can be none."""
         with self._lock:
             if number not in range(self._size) or number in self.ranks:
                 return None
-            rank = self.ranks[number] = Rank(connection)
+            rank = self.ranks[number] = RankState(connection)
             return rank
 
     def receive(self, number, kind, *message):
@@ -171,7 +171,7 @@ class Keeper:
         with self._lock:
             try:
                 getattr(self, f"_on_{kind}")(number, self.ranks[number], *message)
-                self._give_leave()
+                self._grant()
             except Exception:
                 text = "the keeper of the simulated clock failed, please report this:\n"
                 for key, meeting in self._meetings.items():
@@ -197,13 +197,13 @@ class Keeper:
         texts = {post.text for post in meeting.posts.values()}
         if len(texts) > 1:
             texts = {rank: post.text for rank, post in meeting.posts.items()}
-            self._fail(meeting, key, disagreement(texts))
+            self._fail(meeting, key, disagreement_text(texts))
         elif meeting.failure is not None:
             self._fail(meeting, key, f"{meeting.failure}\n  rank {number} joined after that")
         elif not meeting.missing():
             posts = meeting.posts.values()
             way = route(
-                *zip(*((post.host, post.link, post.network) for post in posts), strict=True)
+                *zip(*((post.machine, post.link, post.network) for post in posts), strict=True)
             )
             start = max(post.ready for post in posts)
             has_values = all(post.has_values for post in posts)
@@ -239,7 +239,7 @@ class Keeper:
         for key, meeting in self._meetings.items():
             if number in meeting.missing() and meeting.posts and meeting.failure is None:
                 self._fail(meeting, key, f"rank {number} ended before {meeting.text()}")
-        self._give_leave()
+        self._grant()
         self._lock.notify_all()
 
     # -- messages to ranks
@@ -261,7 +261,7 @@ class Keeper:
         with contextlib.suppress(OSError):
             rank.connection.send(message)
 
-    def _give_leave(self):
+    def _grant(self):
         for number, rank in self.ranks.items():
             if rank.asks is not None and rank.asks < NEVER and self._may_go(number, rank.asks):
                 rank.bound, rank.asks = rank.asks, None
@@ -345,7 +345,7 @@ class Keeper:
             for number in late:
                 rank = self.ranks.get(number)
                 if rank is not None and rank.asks is None and not rank.ended:
-                    insists = now - since > _LONG
+                    insists = now - since > _PATIENCE_IF_BUSY
                     self._send(rank, ("run", insists, key, not meeting.missing()))
         return None
 
@@ -374,12 +374,12 @@ def _family(address):
     return socket.getaddrinfo(address, None)[0][0]
 
 
-class Member:
+class KeeperConnection:
     """The connection of this process to the keeper, for the simulator's thread.
 
     `run(key of a collective, whether all its ranks have posted it)` is called in another thread
-    when others wait for this rank and its host is assumed to wait. `connection` is the `Line` to
-    the keeper.
+    when others wait for this rank and its host is assumed to wait. `connection` is the
+    `JsonConnection` to the keeper.
     """
 
     def __init__(self, store, rank, size, timeout, run):
@@ -393,7 +393,7 @@ class Member:
         self._timeout = timeout.total_seconds()
         tcp = socket.create_connection((address.decode(), int(port)), self._timeout)
         tcp.settimeout(None)
-        self.connection = open_line(tcp)
+        self.connection = JsonConnection.over(tcp)
         if not self.connection.poll(self._timeout):
             raise TimeoutError(f"no answer from the timekeeper within {self._timeout:g} s")
         answer_challenge(self.connection, secret)
@@ -433,12 +433,12 @@ class Member:
         self.connection.send(("post", now, key, members, post))
 
     def ask(self, seconds):
-        """Wait for leave to advance to `seconds`, or for news; return the received messages."""
+        """Wait for permission to advance to `seconds`, or news; return the messages received."""
         if self._answers.empty():
             with contextlib.suppress(OSError):  # `_listen` reports the lost connection
                 self.connection.send(("ask", seconds, self._num_received))
         try:
-            messages = [self._answers.get(timeout=self._timeout + _LONG)]
+            messages = [self._answers.get(timeout=self._timeout + _PATIENCE_IF_BUSY)]
         except Empty:  # the keeper is gone: it ends each wait within the time-out
             messages = [_LOST]
         with contextlib.suppress(Empty):
@@ -449,13 +449,13 @@ class Member:
         self._num_received += sum(message[0] in ("meet", "failed") for message in messages)
         return messages
 
-    def report(self, kind, *message):
+    def send(self, kind, *message):
         """Send a message; the methods `_on_...` of `Keeper` are the kinds."""
         with contextlib.suppress(OSError):  # the next `post` raises
             self.connection.send((kind, *message))
 
     def end(self):
         """Leave; the keeper's rank waits until all others have left."""
-        self.report("end")
+        self.send("end")
         if self._keeper is not None:
             self._keeper.wait_for_the_end()

@@ -2,7 +2,7 @@
 
 from math import ceil, gcd, prod
 
-from vgpu.modelled.products import Product, Way, sizes
+from vgpu.modelled.products import Alternative, Product, sizes
 
 LEAST_WIDTH = 32  # of a tile's results
 # Fraction of cuBLAS's rate that cuDNN's kernels reach outside tensor cores, from the "seen" half of
@@ -14,7 +14,7 @@ FUSED_WINOGRAD_REACHED = 0.7  # kernels that include Winograd's transforms
 
 
 def convolution(args, out):
-    """Return the product of a convolution, with alternative `ways`: a list of one."""
+    """Return a list of one `Product`, that of a convolution, with its `alternatives`."""
     x, weight, transposed, groups = *sizes(args[:2]), args[6], args[8]
     if out is None:  # invalid arguments, which the kernel will report
         return []
@@ -22,7 +22,7 @@ def convolution(args, out):
     if transposed:
         product = _of_images(product, args[3])
     if _suits_winograd(weight, *args[3:9]):
-        product = product._replace(ways=_winograd(out.layout.size, weight, (4, 2)))
+        product = product._replace(alternatives=_winograd(out.layout.size, weight, (4, 2)))
     return [product]
 
 
@@ -37,12 +37,12 @@ def convolution_backward(args, out):
     if prod(weight[2:]) == 1:
         of_weight = of_weight._replace(reached=POINTWISE_WEIGHTS_REACHED)
     if _suits_winograd(weight, *args[4:10]):
-        of_input = of_input._replace(ways=_winograd(x, (weight[1], weight[0]), (4, 2)))
-        ways = [
-            Way(product._replace(m=product.n, n=product.k, k=product.m), num_bytes)
+        of_input = of_input._replace(alternatives=_winograd(x, (weight[1], weight[0]), (4, 2)))
+        alternatives = [
+            Alternative(product._replace(m=product.n, n=product.k, k=product.m), num_bytes)
             for product, num_bytes in _winograd(gradient, weight, (4,))
         ]
-        of_weight = of_weight._replace(ways=tuple(ways))
+        of_weight = of_weight._replace(alternatives=tuple(alternatives))
     return [product for product, asked in ((of_input, to_input), (of_weight, to_weight)) if asked]
 
 
@@ -59,7 +59,7 @@ def _suits_winograd(weight, stride, padding, dilation, transposed, output_paddin
 
 
 def _winograd(result, weight, sides):
-    """Return the `Way`s of Winograd's algorithm for a convolution with 3 x 3 weights.
+    """Return the `Alternative`s of Winograd's algorithm for a convolution with 3 x 3 weights.
 
     Each tile of s x s results takes (s + 2)^2 products instead of 9 s^2; tiles at the edges are
     computed completely. For s = 4 cuDNN transforms images, weights and results in separate kernels,
@@ -72,7 +72,7 @@ def _winograd(result, weight, sides):
         sides: side lengths s of the tiles.
     """
     n, k = weight[:2]
-    ways = []
+    alternatives = []
     for side in sides:
         points = (side + 2) ** 2
         tiles = result[0] * ceil(result[2] / side) * ceil(result[3] / side)
@@ -81,8 +81,8 @@ def _winograd(result, weight, sides):
             moved = 8 * points * (tiles * (n + k) + n * k)  # float32, twice
         else:
             product = product._replace(whole=True, reached=FUSED_WINOGRAD_REACHED)
-        ways.append(Way(product, moved))
-    return tuple(ways)
+        alternatives.append(Alternative(product, moved))
+    return tuple(alternatives)
 
 
 def _convolved(x, weight, result, transposed, groups):

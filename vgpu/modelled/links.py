@@ -161,11 +161,11 @@ _NETWORKS = {
 }
 
 
-class Links(dict):
+class LinkPresets(dict):
     """Links by name, nominal and measured: `PRESETS["pcie3"]`."""
 
 
-PRESETS = Links({link.name: link for link in _WIRES} | _MEASURED | _COLLECTIVES | _NETWORKS)
+PRESETS = LinkPresets({link.name: link for link in _WIRES} | _MEASURED | _COLLECTIVES | _NETWORKS)
 
 
 def as_link(link):

@@ -33,7 +33,7 @@ def use_model_clock(devices, machines, values):
 
 
 class Model:
-    """The model of one device, with the number of its machine, `host`.
+    """The model of one device, with the number of its machine, `machine_index`.
 
     `shared` is a dict of the `Resource`s that devices share, filled here; `over_link` tells whether
     copies to other devices use the link to the CPU.
@@ -44,11 +44,11 @@ class Model:
         self.engines = tuple(
             ModelledEngine(name, device, simulation) for name in ("compute", "h2d", "d2h", "p2p")
         )
-        self.host = device.index // (machine.gpus or device.index + 1)
+        self.machine_index = device.index // (machine.gpus or device.index + 1)
         self._over_link = over_link
         self._collective = 0.0, 0.0  # end of the last one, and its fraction of multiprocessors
-        number = device.index - self.host * (machine.gpus or 0)  # within the machine
-        self._switch = self.host, number // machine.gpus_per_switch
+        number = device.index - self.machine_index * (machine.gpus or 0)  # within the machine
+        self._switch = self.machine_index, number // machine.gpus_per_switch
         up, down = Resource(), Resource()
         self._out = up if over_link else Resource()
         self._in = down if over_link else Resource()
@@ -58,11 +58,11 @@ class Model:
         )
         card = number * machine.network_cards // (machine.gpus or number + 1)
         self._network_out, self._network_in = (
-            shared.setdefault((direction, "card", self.host, card), Resource())
+            shared.setdefault((direction, "card", self.machine_index, card), Resource())
             for direction in ("out", "in")
         )
         compute, h2d, d2h, p2p = self.engines
-        self._needs = {
+        self._resources = {
             compute: (compute,),
             h2d: (h2d, down, self._trunk_down),
             d2h: (d2h, up, self._trunk_up),
@@ -102,22 +102,22 @@ class Model:
         return start + seconds + max(beside, 0.0) * part
 
     def link_to(self, other):
-        if self.host != other.model.host:
+        if self.machine_index != other.model.machine_index:
             return self.machine.network
         links = self._device.peer_link, other.peer_link
         known = [link for link in links if link is not None]
         return min(known, key=lambda link: link.bandwidth, default=None)
 
-    def needs(self, op):
+    def resources_of(self, op):
         """Return the `Resource`s that an op occupies: its engine, and directions of links."""
         if op.kind == "collective":
             return op.engine, *op.directions(self._out, self._in)
         if op.receiver is None:
-            return self._needs[op.engine]
+            return self._resources[op.engine]
         other = op.receiver.device.model
-        needs = [op.engine, self._out, other._in]
-        if other.host != self.host:
-            needs += self._network_out, other._network_in
+        resources = [op.engine, self._out, other._in]
+        if other.machine_index != self.machine_index:
+            resources += self._network_out, other._network_in
         if self._over_link and other._switch != self._switch:
-            needs += self._trunk_up, other._trunk_down
-        return needs
+            resources += self._trunk_up, other._trunk_down
+        return resources

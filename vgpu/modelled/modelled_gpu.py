@@ -154,7 +154,7 @@ class GPU:
         of the parts are ignored: caches hold most of them. On tensor cores the parts of a matrix
         product are stored in float32 in cuBLAS's `workspace`, so large results cannot be split;
         cuDNN allocates more. The fastest option counts, as a library selects it, also among the
-        product's `ways`. Products without tiles run on float32 units, in any dtype (DIRECT).
+        product's alternatives. Products without tiles run on float32 units, in any dtype (DIRECT).
         """
         if product.direct:
             return product.flops / (DIRECT * self.peaks["float32"])
@@ -172,9 +172,9 @@ class GPU:
             sides = CONVOLUTION_TILES if "convolution" in name else TILES
             splits = SPLITS[:1] if product.whole else SPLITS
             rate *= product.reached
-            for way, num_bytes in product.ways:
+            for other, num_bytes in product.alternatives:
                 in_memory = num_bytes / (TRANSFORM_EFFICIENCY * self.bandwidth)
-                of_products = self.product_seconds(way, dtype, "aten.bmm" if num_bytes else name)
+                of_products = self.product_seconds(other, dtype, "aten.bmm" if num_bytes else name)
                 best = min(best, in_memory + of_products)
         elif not product.aligned:
             rate = min(rate, UNALIGNED)

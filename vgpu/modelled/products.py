@@ -16,10 +16,10 @@ class Product(NamedTuple):
         together: number of narrow groups of a convolution in one product, padded by zeros, which
             are not counted as FLOPs.
         aligned: whether rows can be read 16 bytes at a time; ignored outside tensor cores.
-        whole, reached, ways: ignored on tensor cores. Whether sums are not split, as in cuDNN's
-            convolutions and gradients of images, while cuBLAS and gradients of weights split long
-            sums; fraction of cuBLAS's rate that the kernel reaches; alternatives in cuDNN, a tuple
-            of `Way`s.
+        whole: whether sums are not split, as in cuDNN's convolutions and gradients of images;
+            cuBLAS and gradients of weights split long sums. Ignored on tensor cores, as the next.
+        reached: fraction of cuBLAS's rate that the kernel reaches.
+        alternatives: cuDNN's other algorithms, a tuple of `Alternative`s.
     """
 
     batch: int
@@ -32,7 +32,7 @@ class Product(NamedTuple):
     aligned: bool = True
     whole: bool = False
     reached: float = 1.0
-    ways: tuple = ()
+    alternatives: tuple = ()
 
     @property
     def flops(self):
@@ -40,7 +40,7 @@ class Product(NamedTuple):
         return 2 * self.batch * self.m * self.n * self.k // self.together
 
 
-class Way(NamedTuple):
+class Alternative(NamedTuple):
     """An alternative to a product: another `Product`, and extra bytes written and read."""
 
     product: Product

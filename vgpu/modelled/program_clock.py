@@ -59,7 +59,7 @@ def _is_simulated_now(frame):
     return frame is None or _reads_simulated_time(frame.f_globals.get("__name__"))
 
 
-class _Stand:
+class _StandIn:
     """Replaces a function of `time`, `real`; as a class attribute it does not become a method."""
 
     def __init__(self, name):
@@ -98,7 +98,7 @@ class _Waiting(threading.local):
         return self._seconds
 
 
-class _Clock(_Stand):
+class _ClockFunction(_StandIn):
     def __init__(self, name):
         super().__init__(name)
         self._units = NANOSECONDS if name.endswith("_ns") else 1  # in a second
@@ -124,7 +124,7 @@ class _Clock(_Stand):
         return self._began + (now if self._units == 1 else round(now * self._units))
 
 
-class _Sleep(_Stand):
+class _SleepFunction(_StandIn):
     def __call__(self, seconds):
         self.real(seconds)
         if _is_simulated_now(sys._getframe().f_back):
@@ -132,8 +132,8 @@ class _Sleep(_Stand):
 
 
 _waiting = _Waiting()
-_clocks = [_Clock(name) for name in _CLOCKS]
-_stands = [*_clocks, _Sleep("sleep")]
+_clocks = [_ClockFunction(name) for name in _CLOCKS]
+_replacements = [*_clocks, _SleepFunction("sleep")]
 _with_defaults = timeit.Timer.__init__, timeit.timeit, timeit.repeat
 enabled = False  # whether programs read the simulated clock; set by `enable`
 _changed = []  # (namespace, name, replacement)
@@ -153,26 +153,26 @@ def start():
         return
     for clock in _clocks:
         clock.start()
-    stands = {id(stand.real): stand for stand in _stands}
+    replacements = {id(each.real): each for each in _replacements}
     for name, module in list(sys.modules.items()):
         namespace = getattr(module, "__dict__", None)
         if namespace is None or name != "time" and not _reads_simulated_time(name):
             continue
         for key, value in list(namespace.items()):
-            if id(value) in stands:
-                namespace[key] = stands[id(value)]
-                _changed.append((namespace, key, stands[id(value)]))
+            if id(value) in replacements:
+                namespace[key] = replacements[id(value)]
+                _changed.append((namespace, key, replacements[id(value)]))
     for function in _with_defaults:
         defaults = function.__defaults__
-        function.__defaults__ = tuple(stands.get(id(value), value) for value in defaults)
+        function.__defaults__ = tuple(replacements.get(id(value), value) for value in defaults)
 
 
 def stop():
     """Restore the functions, except where the program has replaced them since."""
     while _changed:
-        namespace, key, stand = _changed.pop()
-        if namespace.get(key) is stand:
-            namespace[key] = stand.real
+        namespace, key, replacement = _changed.pop()
+        if namespace.get(key) is replacement:
+            namespace[key] = replacement.real
     for function in _with_defaults:
         defaults = function.__defaults__
-        function.__defaults__ = tuple(v.real if isinstance(v, _Stand) else v for v in defaults)
+        function.__defaults__ = tuple(v.real if isinstance(v, _StandIn) else v for v in defaults)

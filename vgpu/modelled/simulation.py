@@ -32,11 +32,11 @@ from vgpu.tensors.cells import (
     ONLY_WRITTEN,
     Cell,
     cells_in,
-    fail,
-    forget,
+    drop_values,
     is_known,
     is_whole,
     may_have_values,
+    set_missing,
     writers_of,
 )
 
@@ -79,24 +79,24 @@ class HostClock:
     def __init__(self, simulation, now):
         self.simulation = simulation
         self._now = now
-        self._lanes = {}  # index of a device -> seconds, in a backward pass
+        self._of_devices = {}  # index of a device -> seconds, in a backward pass
         self._pass = None  # the number of that pass
 
     def now(self, device=None):
         """Return the time of the thread, or of its clock for a `Device` in a backward pass."""
-        if self._lanes and backward_number() != self._pass:  # that pass is issued completely
-            self._now, self._lanes = max(self._now, *self._lanes.values()), {}
+        if self._of_devices and backward_number() != self._pass:  # that pass is issued completely
+            self._now, self._of_devices = max(self._now, *self._of_devices.values()), {}
         if device is None:
-            return max(self._now, *self._lanes.values()) if self._lanes else self._now
-        return self._lanes.get(device.index, self._now)
+            return max(self._now, *self._of_devices.values()) if self._of_devices else self._now
+        return self._of_devices.get(device.index, self._now)
 
     def set(self, seconds, device=None):
         if device is not None and in_backward():
             self._pass = backward_number()
-            self._lanes[device.index] = seconds
+            self._of_devices[device.index] = seconds
         else:
             self._now = max(seconds, self.now())
-            self._lanes = {}
+            self._of_devices = {}
 
 
 _started = WeakKeyDictionary()  # thread -> (simulation, seconds) of its start
@@ -131,15 +131,15 @@ class Simulation(scheduler.DeviceClock):
 
     Args:
         name: the modelled hardware.
-        issuing: the `Host` with the host time of operators.
+        host: the `Host` with the host time of operators.
         values: whether ops are computed, not only timed.
     """
 
     is_modelled, meetings = True, None
 
-    def __init__(self, name, issuing, values=True):
+    def __init__(self, name, host, values=True):
         self.name = name
-        self.issuing = issuing
+        self.host = host
         self.values = values
         self._hosts = threading.local()
         self.num_hosts = 0
@@ -149,12 +149,12 @@ class Simulation(scheduler.DeviceClock):
 
     def start(self):
         patch_threads()
-        self.issuing.start()
+        self.host.start()
         program_clock.start()
 
     def stop(self):
         program_clock.stop()
-        self.issuing.stop()
+        self.host.stop()
         if self.meetings is not None:
             self.meetings.leave()
 
@@ -188,7 +188,7 @@ class Simulation(scheduler.DeviceClock):
         self.advance(seconds * self._sharing)
 
     def copy_modules(self, number):
-        self.advance(number * self.issuing.module)
+        self.advance(number * self.host.module)
 
     @contextlib.contextmanager
     def shared_by(self, threads):
@@ -220,12 +220,12 @@ class Simulation(scheduler.DeviceClock):
                 if other is not None and other.issued > issued:
                     if other.engine.clock is self:
                         issued = other.issued
-        issued += self.issuing.seconds() * self._sharing
+        issued += self.host.seconds() * self._sharing
         host.set(issued, device)
         return issued
 
     def wait(self, op, device):
-        self.ask_and_wait(self._run_while, lambda: not op.done)
+        self.call_and_wait(self._run_while, lambda: not op.done)
         host, where = self.host_clock(), op.stream.device
         started = host.now(where)
         if op.end > started:
@@ -239,42 +239,42 @@ class Simulation(scheduler.DeviceClock):
         """
         host, device = self.host_clock(), engine.device
         arrived = host.now(device)
-        self.ask_and_wait(self._run_until, arrived)
+        self.call_and_wait(self._run_until, arrived)
         while engine.ends and engine.ends[0] <= arrived:
             engine.finished += 1
             engine.ends.popleft()
         if engine.issued - engine.finished < QUEUE_LIMIT:
             return
         over = engine.issued - QUEUE_LIMIT // 2
-        self.ask_and_wait(self._run_while, lambda: engine.finished + len(engine.ends) < over)
+        self.call_and_wait(self._run_while, lambda: engine.finished + len(engine.ends) < over)
         while engine.finished < over:
             engine.finished += 1
             arrived = max(arrived, engine.ends.popleft())
         host.set(arrived, device)
 
     def catch_up(self):
-        self.ask_and_wait(self._run_until, self.now())
+        self.call_and_wait(self._run_until, self.now())
 
     def set_threads(self, threads):
-        self.ask(set_thread_count, threads)  # at the first op: this does not start the thread
+        self.call_soon(set_thread_count, threads)  # at the first op: this does not start the thread
 
     def finish(self):
-        self.ask_and_wait(self._run_until, float("inf"))
+        self.call_and_wait(self._run_until, float("inf"))
 
-    def ask(self, function, *arguments):
+    def call_soon(self, function, *arguments):
         """Call a function in the simulator's thread, without waiting."""
         simulator.requests.put((function, arguments, lambda: None))
 
     def poll(self):
-        self.advance(max(self.issuing.seconds(), program_clock.SECONDS_OF_A_READING))
+        self.advance(max(self.host.seconds(), program_clock.SECONDS_OF_A_READING))
         self.catch_up()
 
-    def ask_and_wait(self, function, *arguments):
-        scheduler.check_process()
-        scheduler.check_thread()
+    def call_and_wait(self, function, *arguments):
+        scheduler.check_not_forked()
+        scheduler.check_not_engine_thread()
         if simulator.ended.is_set():
-            scheduler.check_threads()  # otherwise Python ends, and an `atexit` function asks
-            simulator.answer(function, arguments)
+            scheduler.check_engines_alive()  # otherwise Python ends, and an `atexit` function asks
+            simulator.run_request(function, arguments)
             return
         if not simulator.started:
             simulator.start()
@@ -312,15 +312,15 @@ class Simulation(scheduler.DeviceClock):
         """
         while True:
             first = self._ready[0][0] if self._ready else float("inf")
-            if self.meetings is None or self.meetings.may_go_to(min(first, limit)):
+            if self.meetings is None or self.meetings.may_advance_to(min(first, limit)):
                 return first
 
     def _run_next(self):
         self._ready_first()
         op = heappop(self._ready)[-1]
         model = op.engine.device.model
-        needs = model.needs(op)
-        op.start = max(op.ready, *(resource.free_at for resource in needs))
+        resources = model.resources_of(op)
+        op.start = max(op.ready, *(resource.free_at for resource in resources))
         if op.kind == "collective":
             if op.seconds is None:  # queued again when the last rank is ready
                 self.meetings.post(op)
@@ -332,12 +332,12 @@ class Simulation(scheduler.DeviceClock):
             op.end = op.start + op.seconds
             if op.kind == "collective":
                 model.note_collective(op)
-        for resource in needs:
+        for resource in resources:
             resource.free_at = max(resource.free_at, op.end)
         if self.values or op.kind == "collective" or _is_computed(op):
             simulator.do(op)
         else:
-            leave_without_values(op)
+            mark_without_values(op)
         op.engine.ends.append(op.end)
         ready, _ = scheduler.complete(op)
         for dependent in ready:
@@ -358,8 +358,8 @@ def _written(op):
         is_first = _is_copy(op) or op.kind == "collective"
         return [*cells_in(op.args[:1])] if is_first else []
     operator, arguments = op.plan.operator, dict(enumerate(op.args)) | (op.kwargs or {})
-    places = (place for each in (*operator.written, *operator.statistics) for place in each)
-    written = [*cells_in([arguments[place] for place in places if place in arguments])]
+    keys = (key for each in (*operator.written, *operator.statistics) for key in each)
+    written = [*cells_in([arguments[key] for key in keys if key in arguments])]
     viewed = [source for mode, _, source in op.plan.outputs if mode == VIEW]
     if viewed:
         inputs = [*cells_in(arguments.values())]
@@ -386,10 +386,10 @@ def _is_computed(op):
     )
 
 
-def leave_without_values(op):
-    fail(op.out, NO_VALUES)
+def mark_without_values(op):
+    set_missing(op.out, NO_VALUES)
     for cell in _written(op):
-        forget(cell)
+        drop_values(cell)
     if op.name == "aten._amp_foreach_non_finite_check_and_unscale_":
         op.args[1].root().data = torch.zeros(())  # no infinities: GradScaler does not skip the step
     if op.kind == "copy" and op.target.type == "cpu":
@@ -406,7 +406,7 @@ class _Simulator(WorkerThread):
     """The thread that runs simulations.
 
     `ops` are handed over but not admitted yet; `requests` are (function, arguments, callback after
-    its return), or None to end. An exception ends the thread, see `scheduler.check_threads`.
+    its return), or None to end. An exception ends the thread, see `scheduler.check_engines_alive`.
     """
 
     def __init__(self):
@@ -416,11 +416,11 @@ class _Simulator(WorkerThread):
 
     def serve(self):
         for function, arguments, wake in iter(self.requests.get, None):
-            self.answer(function, arguments)
+            self.run_request(function, arguments)
             wake()
             function = arguments = wake = None  # frees tensors before the next wait
 
-    def answer(self, function, arguments):
+    def run_request(self, function, arguments):
         """Admit the ops that were handed over, and call a function."""
         while self.ops:
             op = self.ops.popleft()

@@ -31,6 +31,7 @@ WIDEST = """
 
 
 def register(library):
+    """Register the casts of all operators in a `torch.library.Library`."""
     for names, choose in (
         (LOWER_PRECISION, lambda arguments: torch.get_autocast_dtype("vgpu")),
         (FLOAT32, lambda arguments: torch.float32),

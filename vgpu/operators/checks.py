@@ -60,6 +60,7 @@ _NONDETERMINISTIC = {
 
 
 def _issue(func, args, kwargs):
+    """Issue an operator after the check of determinism; wait for it if CUDA's host reads values."""
     operator = operator_of(func)
     name = operator.packet.rstrip("_")
     if name in _NONDETERMINISTIC and torch.are_deterministic_algorithms_enabled():

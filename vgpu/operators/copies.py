@@ -3,7 +3,7 @@
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from vgpu.operators.issuing import Call, raise_now, two_devices
+from vgpu.operators.issuing import Call, raise_now, two_devices_error
 from vgpu.operators.plans import aten, operator_of, tables
 from vgpu.private.virtual_tables import is_from_pinned_allocator
 from vgpu.runtime import registry, scheduler, threads
@@ -11,7 +11,7 @@ from vgpu.runtime.scheduler import Op, note_sync, wait
 from vgpu.runtime.threads import issue_op
 from vgpu.tensors import lazy
 from vgpu.tensors.cells import CPU, META, Cell, TensorLayout, Unavailable, fetch, is_known, revive
-from vgpu.tensors.tensor import VirtualTensor, new_tensor, refuse
+from vgpu.tensors.tensor import VirtualTensor, new_tensor, refuse_without_values
 
 
 def is_pinned(tensor):
@@ -57,7 +57,7 @@ def copy(target, source, non_blocking=False, new=False):
         if source.is_meta:
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")  # torch's message
         if source.device.type != "cpu":
-            raise two_devices(target.device, source.device)
+            raise two_devices_error(target.device, source.device)
         device, pinned = target._cell.layout.device, is_pinned(source)
         op = _copy_op(device.h2d, device.link, target, source.detach(), pinned)
     elif target._cell.layout.device is source._cell.layout.device:
@@ -114,7 +114,7 @@ def _run(op):
     except Unavailable as unavailable:
         if op.out is None:
             raise
-        op.out.data = unavailable.failure
+        op.out.data = unavailable.missing
     else:
         target.copy_(source)
 
@@ -169,7 +169,7 @@ def _local_scalar_dense(func, args, kwargs):
     if source._cell.layout.device.has_values or is_known(source._cell):
         return target.item()
     if source.dtype == torch.bool:
-        refuse("item of a bool")
+        refuse_without_values("item of a bool")
     return float("nan")
 
 

@@ -16,12 +16,12 @@ from vgpu.operators.plans import (
     SAME,
     VIEW,
     Plan,
-    draw,
     find_operator,
     find_plan,
     keep_plan,
     operator_of,
     tables,
+    use_generator,
 )
 from vgpu.private.dispatch import (
     check_kernel,
@@ -38,12 +38,12 @@ from vgpu.tensors.cells import (
     CPU,
     META,
     Cell,
-    Failure,
+    Missing,
     TensorLayout,
     Unavailable,
-    fail,
     fetch,
     fetch_nested,
+    set_missing,
 )
 from vgpu.tensors.tensor import (
     REFUSALS,
@@ -51,15 +51,15 @@ from vgpu.tensors.tensor import (
     become,
     copy_to_device,
     has_values,
-    refuse,
+    refuse_without_values,
     wrap,
 )
 
 TorchDevice = type(META)  # `torch.device` may be replaced, see as_cuda.py
 SYNCHRONIZING = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-MAX_TRIAL_BYTES = 2**26  # of tensors with which an operator is tried
+MAX_TRIAL_BYTES = 2**26  # of the tensors in a trial, see `Call._refusal`
 KERNEL_ERRORS = (RuntimeError, LookupError, ValueError, TypeError, AssertionError, AttributeError)
-MAX_UNKNOWN = 64  # of the numbers in a trial that are no length of a tensor
+MAX_UNKNOWN = 64  # a trial fails for a larger integer that is no length of a tensor
 default_dtype = torch.get_default_dtype
 
 
@@ -99,7 +99,7 @@ def dispatch(cls, func, types, args=(), kwargs=None):
         else:
             return Call(operator, args, {}).issue()
     if operator.written:
-        key.append(_places(tensors))
+        key.append(_aliases(tensors))
     plan = find_plan(tuple(key))
     if not plan:
         return Call(operator, args, {}).issue()
@@ -110,9 +110,9 @@ _NUMBERS = {int, bool, float, complex}
 
 
 def _key_of(number, kind, by_value):
-    """Return what stands for a number in a key, in which True, 1 and 1.0 differ.
+    """Return the part of a key for a number; it differs for True, 1 and 1.0.
 
-    One that only scales values is represented by type and sign, on which integer powers and checks
+    Of a number that only scales values it has type and sign, on which integer powers and checks
     depend.
     """
     if by_value or not number or kind is bool or kind is complex:
@@ -120,8 +120,8 @@ def _key_of(number, kind, by_value):
     return kind if number > 0 else (kind, "negative")
 
 
-def _places(tensors):
-    """Return the index of the first tensor in the memory of each; it matters if one is written."""
+def _aliases(tensors):
+    """Return for each tensor the index of the first one in its memory; matters for writes."""
     if len(tensors) == 1:
         return (0,)
     blocks = [tensor._block for tensor in tensors]
@@ -139,7 +139,7 @@ class Call:
 
     Attributes:
         tensors: the virtual tensors among the arguments, in order.
-        places: see `_places`; if none is written, all different.
+        aliases: see `_aliases`; if none is written, all different.
         key: a list of all that the results depend on.
         values, kwvalues: the arguments for the engine, with cells in place of tensors.
         refused: the exception of the shape inference or of `_refusal`; or None.
@@ -166,15 +166,15 @@ class Call:
         for name, value in kwargs.items():
             self.key.append(name)
             self.kwvalues[name] = self._parse(value, operator.by_value_of.get(name, True))
-        self.places = range(len(self.tensors))
+        self.aliases = range(len(self.tensors))
         if operator.written:
-            self.places = _places(self.tensors)
-            self.key.append(self.places)
+            self.aliases = _aliases(self.tensors)
+            self.key.append(self.aliases)
         for position, name in operator.written:
             value = args[position] if position < len(args) else kwargs.get(name)
             for tensor in value if type(value) is list else (value,):
                 if isinstance(tensor, torch.Tensor) and type(tensor) is not VirtualTensor:
-                    raise two_devices(self.device.torch_device, tensor.device)
+                    raise two_devices_error(self.device.torch_device, tensor.device)
 
     def _parse(self, value, by_value=True):
         """Add an argument to the key; return it in the form for the engine."""
@@ -204,7 +204,7 @@ class Call:
 
     def _parse_cpu_tensor(self, value):
         if value.device.type != "cpu" or (value.dim() and self.operator.cpu_arguments != "keep"):
-            raise two_devices(self.device.torch_device, value.device)
+            raise two_devices_error(self.device.torch_device, value.device)
         self.key.append((value.dtype, tuple(value.shape), "cpu"))
         return value.clone()
 
@@ -283,7 +283,7 @@ class Call:
             for source, (tensor, meta) in enumerate(zip(self.tensors, metas, strict=True)):
                 after = TensorLayout.of(self.device, meta)
                 if after is not tensor._cell.layout:
-                    if self.places.count(self.places[source]) > 1:
+                    if self.aliases.count(self.aliases[source]) > 1:
                         return None  # the output is an input, too: only the kernel knows the result
                     changes.append((source, after))
         return Plan(operator, self.device, outputs, spec, changes)
@@ -318,7 +318,7 @@ class Call:
             error = self.refused and self._refusal()
             if error is not None:
                 raise error
-            refuse(self.operator.name)
+            refuse_without_values(self.operator.name)
         box = []
         operator, tensors, device = self.operator, self.tensors, self.device
         if SYNCHRONIZING & {*operator.func.tags}:
@@ -335,7 +335,7 @@ class Call:
 
         op = Op(operator.name, "kernel", device.compute, work, self.values, self.kwvalues)
         if operator.random:
-            draw(op, operator, device)
+            use_generator(op, operator, device)
         issue_op(op, device)
         if operator.written:
             for cell in (tensor._cell for tensor in tensors):
@@ -354,14 +354,14 @@ class Call:
         """Return new tensors on a torch device, with the layouts and shared memory of `tensors`."""
         layouts = [tensor._cell.layout for tensor in self.tensors]
         sizes = {}
-        for place, layout in zip(self.places, layouts, strict=True):
-            sizes[place] = max(sizes.get(place, 0), layout.num_bytes)
+        for alias, layout in zip(self.aliases, layouts, strict=True):
+            sizes[alias] = max(sizes.get(alias, 0), layout.num_bytes)
         storages = {n: torch.UntypedStorage(size, device=device) for n, size in sizes.items()}
-        places = zip(self.places, layouts, strict=True)
-        return [layout.empty(device, storages[place]) for place, layout in places]
+        aliases = zip(self.aliases, layouts, strict=True)
+        return [layout.empty(device, storages[alias]) for alias, layout in aliases]
 
     def _with(self, tensors, device, lengths=None):
-        """Return the arguments with other tensors, device, and where given other lengths."""
+        """Return args and kwargs with `tensors` and `device` in place of theirs, and `lengths`."""
         rest = iter(tensors)
 
         def substitute(value):
@@ -393,7 +393,7 @@ class Call:
         error = self.refused
         lengths = sorted({n for layout in layouts for n in layout.size} - {0, 1})
         small = {length: n for n, length in enumerate(lengths, 2)}
-        overlap = len({*self.places}) < len(layouts) or any(0 in x.stride for x in layouts)
+        overlap = len({*self.aliases}) < len(layouts) or any(0 in x.stride for x in layouts)
         if error is None and not (operator.written and overlap) and lengths != [*small.values()]:
             outs, tensors = [self.kwargs.get(name) for name in operator.outs], []
             for tensor, x in zip(self.tensors, layouts, strict=True):
@@ -489,7 +489,7 @@ def device_of(arguments, device=None):
     if type(arguments) is VirtualTensor:
         found = arguments._cell.layout.device
         if device is not None and device is not found:
-            raise two_devices(device.torch_device, found.torch_device)
+            raise two_devices_error(device.torch_device, found.torch_device)
         return found
     if isinstance(arguments, dict):
         arguments = arguments.values()
@@ -500,7 +500,7 @@ def device_of(arguments, device=None):
     return device
 
 
-def two_devices(first, second):
+def two_devices_error(first, second):
     """Return CUDA's error for operands on two devices."""
     return RuntimeError(
         "Expected all tensors to be on the same device, but found at least two devices, "
@@ -521,7 +521,7 @@ def raise_now(op, device):
         device.raise_error()
         raise torch.AcceleratorError(
             f"{scheduler.error_name} error: {op.name} {error}"
-        ) from error.failure.error
+        ) from error.missing.error
     if isinstance(error, NotImplementedError):  # of the kernel "bitwise_and_cpu", for example
         error.args = tuple(str(arg).replace('_cpu" not', '_cuda" not') for arg in error.args)
     if error is not None:
@@ -549,9 +549,9 @@ def issue_function(name, function, inputs, layouts):
         try:
             values = function([fetch(cell) for cell in op.args])
         except Unavailable as unavailable:
-            fail(op.out, unavailable.failure)
+            set_missing(op.out, unavailable.missing)
         except BaseException as error:
-            fail(op.out, Failure(error))
+            set_missing(op.out, Missing(error))
             raise
         else:
             for cell, value in zip(op.out, values, strict=True):

@@ -21,12 +21,12 @@ from vgpu.tensors.cells import (
     CPU,
     ONLY_WRITTEN,
     Cell,
-    Failure,
+    Missing,
     Unavailable,
-    fail,
     fetch,
     fetch_nested,
     revive,
+    set_missing,
     strided,
 )
 from vgpu.tensors.generators import checked
@@ -243,7 +243,7 @@ class Plan:
         op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
         op.plan = self
         if operator.random:
-            draw(op, operator, device)
+            use_generator(op, operator, device)
         issue_op(op, device)
         if type(out) is Cell:
             out.writer = op
@@ -258,7 +258,7 @@ class Plan:
         return result
 
     def _run(self, op):
-        """Run an op of this plan; store its results, or the failure, in their cells."""
+        """Run an op of this plan; store its results, or a `Missing`, in their cells."""
         out = op.out
         operator = self.operator
         try:
@@ -283,9 +283,9 @@ class Plan:
                     if cell is not None:
                         cell.data = self._fitting(value, cell.layout)
         except Unavailable as unavailable:
-            fail(out, unavailable.failure)
+            set_missing(out, unavailable.missing)
         except BaseException as error:
-            fail(out, Failure(error))
+            set_missing(out, Missing(error))
             raise
 
     def _fitting(self, value, layout):
@@ -309,11 +309,11 @@ class Plan:
         return layout.empty(CPU).copy_(value)
 
 
-def draw(op, operator, device):
+def use_generator(op, operator, device):
     """Make a kernel draw from the generator among its arguments, or from that of its device."""
-    place, given = operator.generator, None
-    if place is not None and place < len(op.args):
-        given, op.args = op.args[place], [*op.args[:place], *op.args[place + 1 :]]
+    position, given = operator.generator, None
+    if position is not None and position < len(op.args):
+        given, op.args = op.args[position], [*op.args[:position], *op.args[position + 1 :]]
     op.generator = checked((op.kwargs or {}).get("generator", given), device)
     op.kwargs = {**(op.kwargs or {}), "generator": CPUGenerator()}  # seeded at the issue
 

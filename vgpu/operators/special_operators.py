@@ -161,7 +161,7 @@ def _native_group_norm(tensor, weight, *args):
 def _native_group_norm_backward(grad, tensor, *args):
     grads = aten.native_group_norm_backward.default(grad, tensor, *args)
     return tuple(
-        each if each is None or place else each.to(tensor.dtype) for place, each in enumerate(grads)
+        each if each is None or index else each.to(tensor.dtype) for index, each in enumerate(grads)
     )
 
 

@@ -6,8 +6,8 @@ import threading
 
 import torch
 
-from vgpu.private.patching import replace, telling, when_imported
-from vgpu.private.tensors import own_device
+from vgpu.private.patching import naming_device, replace, when_imported
+from vgpu.private.tensors import device_in_cpp
 
 sequence_number = torch.autograd._get_sequence_nr  # the number of autograd's next operator
 
@@ -40,7 +40,7 @@ def set_below_autograd():
 
 def _on_device(grad, device, said, named):
     """Return a gradient that is on `device`, or a number, moved there; else raise RuntimeError."""
-    if not isinstance(grad, torch.Tensor) or own_device(grad) == device:
+    if not isinstance(grad, torch.Tensor) or device_in_cpp(grad) == device:
         return grad
     if grad.dim() == 0:
         return grad.to(named(device))
@@ -56,12 +56,12 @@ def _check_functions(named):
             grads = apply(node, *args)
             found = [*grads] if isinstance(grads, tuple) else [grads]
             needing = enumerate(node.needs_input_grad[: len(found)])
-            places = [place for place, needs in needing if needs]
+            positions = [position for position, needs in needing if needs]
             edges = [edge for edge in enumerate(node.next_functions) if edge[1][0] is not None]
-            for place, (index, (target, number)) in zip(places, edges, strict=False):
+            for position, (index, (target, number)) in zip(positions, edges, strict=False):
                 said = f"Function {node.name()} returned an invalid gradient at index {index}"
                 device = target._input_metadata[number].device
-                found[place] = _on_device(found[place], device, said, named)
+                found[position] = _on_device(found[position], device, said, named)
             return tuple(found) if isinstance(grads, tuple) else found[0]
 
         return _apply
@@ -79,19 +79,19 @@ def patch_backward(streams_of_forward, device_type, named):
     device of torch's C++ code under its name in programs, whose type is `device_type`.
     """
     graph = torch.autograd.graph
-    run_backward = telling(device_type, graph._engine_run_backward)
+    run_backward = naming_device(device_type, graph._engine_run_backward)
     _check_functions(named)
 
     @functools.wraps(run_backward)
     def _run_backward(tensors, grads, *args, **kwargs):
         roots = [(i, each) for i, each in enumerate(tensors) if isinstance(each, torch.Tensor)]
-        if any(own_device(tensor).type not in ("vgpu", "cpu") for _, tensor in roots):
+        if any(device_in_cpp(tensor).type not in ("vgpu", "cpu") for _, tensor in roots):
             with on_real_gpus():
                 return run_backward(tensors, grads, *args, **kwargs)  # in torch's threads for GPUs
         grads = [*grads]
         for i, tensor in roots:
             said = f"invalid gradient at index {i}"
-            grads[i] = _on_device(grads[i], own_device(tensor), said, named)
+            grads[i] = _on_device(grads[i], device_in_cpp(tensor), said, named)
         try:
             with streams_of_forward():
                 return _in_this_thread(run_backward, tensors, tuple(grads), *args, **kwargs)

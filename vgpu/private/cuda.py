@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-from vgpu.private.patching import replace, telling, when_imported
+from vgpu.private.patching import naming_device, replace, when_imported
 from vgpu.private.virtual_tables import install_cuda_guard
 
 _libraries = []  # kept alive: a deleted torch.library.Library unregisters its kernels
@@ -108,9 +108,9 @@ def skip_initialization():
 
 def patch_messages(tensor_class):
     """Name "cuda" in errors of C++ code: for gradients of tensors of a class, recurrent layers."""
-    grad, recurrent = torch.Tensor.grad, ("lstm", "gru", "rnn_tanh", "rnn_relu")
-    tensor_class.grad = property(grad.__get__, telling("cuda", grad.__set__), grad.__delete__)
-    replace(torch._VF, **{name: telling("cuda", getattr(torch._VF, name)) for name in recurrent})
+    grad, names = torch.Tensor.grad, ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    tensor_class.grad = property(grad.__get__, naming_device("cuda", grad.__set__), grad.__delete__)
+    replace(torch._VF, **{name: naming_device("cuda", getattr(torch._VF, name)) for name in names})
 
 
 def patch_autocast():

@@ -19,7 +19,7 @@ def patch_profiler(record):
 
     Kineto, their recorder, supports real GPUs only. Here it records the host. `record(names of
     Kineto's activities, or None for all)` starts a recording of GPUs, an object like
-    `vgpu.recording.profiling.Work`.
+    `vgpu.recording.profiling.ProfiledWork`.
     """
     if not all(callable(getattr(profile, name, None)) for name in _METHODS):
         warnings.warn(

@@ -28,7 +28,7 @@ def patch_trunc_normal(have_values):
     torch.nn.init._no_grad_trunc_normal_ = trunc_normal
 
 
-def patch_data_parallel(comm, is_ours, get_stream, device_type, copying, sharing):
+def patch_data_parallel(comm, on_virtual_gpu, get_stream, device_type, copying, sharing):
     """Make nn.DataParallel work on virtual GPUs, with a module `comm` in place of torch's.
 
     `copying` is called with the number of copied modules, `sharing` with that of threads that share
@@ -41,7 +41,8 @@ def patch_data_parallel(comm, is_ours, get_stream, device_type, copying, sharing
     data_parallel = vars(sys.modules["torch.nn.parallel.data_parallel"])
 
     for name in ("gather", "broadcast", "broadcast_coalesced", "reduce_add_coalesced"):
-        setattr(torch_comm, name, _choose(getattr(torch_comm, name), getattr(comm, name), is_ours))
+        theirs, ours = getattr(torch_comm, name), getattr(comm, name)
+        setattr(torch_comm, name, _choose(theirs, ours, on_virtual_gpu))
     torch_comm.scatter = comm.scatter
     data_parallel["_get_available_device_type"] = lambda: device_type
     torch._utils._get_available_device_type = lambda: device_type

@@ -15,7 +15,7 @@ def replace(owner, **values):
         setattr(owner, name, value)
 
 
-def telling(device_type, function):
+def naming_device(device_type, function):
     """Return a function of torch whose errors name this device type instead of "vgpu"."""
 
     @functools.wraps(function)

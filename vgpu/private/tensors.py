@@ -17,7 +17,7 @@ no_dispatch = torch._C._DisableTorchDispatch
 no_torch_function_at_all = torch._C.DisableTorchFunction
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
 take_tensors, reorder_as = torch._utils._take_tensors, torch._utils._reorder_tensors_as
-own_device = torch.Tensor.device.__get__  # a tensor's device in torch's C++ code
+device_in_cpp = torch.Tensor.device.__get__  # a tensor's device in torch's C++ code
 dlpack_device = torch._C._torchDeviceToDLDevice
 generator_id = attrgetter("_cdata")  # equal for all Python objects of a generator
 
@@ -97,12 +97,12 @@ def reduce(tensor, protocol):
     return torch._utils._rebuild_tensor_v2, (*arguments, metadata) if metadata else arguments
 
 
-def patch_metadata(is_ours):
-    """Let torch.load conjugate and negate tensors for which `is_ours` is true."""
+def patch_metadata(on_virtual_gpu):
+    """Let torch.load conjugate and negate tensors for which `on_virtual_gpu` is true."""
     set_metadata = torch._utils.set_tensor_metadata
 
     def set_tensor_metadata(tensor, metadata):
-        if not is_ours(tensor):
+        if not on_virtual_gpu(tensor):
             return set_metadata(tensor, metadata)
         if metadata.get("conj"):
             tensor.data = tensor.data.conj()
@@ -112,12 +112,12 @@ def patch_metadata(is_ours):
     torch._utils.set_tensor_metadata = set_tensor_metadata
 
 
-def patch_dlpack(is_ours):
+def patch_dlpack(on_virtual_gpu):
     """Let a tensor on a virtual GPU stand for its DLPack capsule, which only torch can read."""
 
     def exporting(export):
         def _to_dlpack(tensor, *, dl_device=None, copy=None, **flags):  # of torch 2.15: read_only
-            if not is_ours(tensor) or dl_device not in (None, tensor.__dlpack_device__()):
+            if not on_virtual_gpu(tensor) or dl_device not in (None, tensor.__dlpack_device__()):
                 return export(tensor, dl_device=dl_device, copy=copy, **flags)
             return tensor.clone() if copy else tensor.detach()
 
@@ -134,11 +134,11 @@ def patch_dlpack(is_ours):
     torch.to_dlpack = torch.utils.dlpack.to_dlpack = to_dlpack
 
 
-def patch_make_wrapper(own_device, report_as_cuda):
+def patch_make_wrapper(with_own_type, report_as_cuda):
     """Make wrapper tensors of virtual GPUs have these devices in torch's C++ code.
 
-    `own_device` returns a device as that code knows it; `report_as_cuda` makes a class report such
-    devices as "cuda".
+    `with_own_type` returns a device as that code knows it; `report_as_cuda` makes a class report
+    such devices as "cuda".
     """
     patched = set()
 
@@ -146,7 +146,7 @@ def patch_make_wrapper(own_device, report_as_cuda):
     def _make_wrapper_subclass(cls, *args, **kwargs):
         before, device, after = args[:6], args[6:7], args[7:]  # NestedTensor passes it by position
         device = device[0] if device else kwargs.pop("device", None)
-        own = device if device is None else own_device(device)
+        own = device if device is None else with_own_type(device)
         if own is not device and cls not in patched:
             patched.add(cls)
             report_as_cuda(cls)
@@ -157,7 +157,7 @@ def patch_make_wrapper(own_device, report_as_cuda):
     torch.Tensor._make_wrapper_subclass = staticmethod(_make_wrapper_subclass)
 
 
-def patch_fake_tensors(own_device, report_as_cuda):
+def patch_fake_tensors(with_own_type, report_as_cuda):
     """Make fake tensors of virtual GPUs have these devices in torch's C++ code.
 
     Otherwise a backward pass over fake tensors fails: its streams are those of virtual GPUs.
@@ -171,10 +171,10 @@ def patch_fake_tensors(own_device, report_as_cuda):
         @functools.wraps(dispatch)
         def __torch_dispatch__(cls, func, *args, **kwargs):
             result = dispatch(cls, func, *args, **kwargs)
-            return own_device(result) if func is asks_device else result
+            return with_own_type(result) if func is asks_device else result
 
         report_as_cuda(fake)
         fake.__torch_dispatch__ = classmethod(__torch_dispatch__)
-        answers[asks_device] = lambda args: own_device(answer(args))
+        answers[asks_device] = lambda args: with_own_type(answer(args))
 
     when_imported("torch._subclasses.fake_tensor", change)

@@ -198,11 +198,11 @@ def _patch_cuda():
 
 def _check_python_methods(address, methods):
     """Raise RuntimeError unless each virtual method of a C++ object calls its Python method."""
-    for place, name in methods.items():
+    for index, name in methods.items():
         _asked.clear()
-        _call(address, place)
+        _call(address, index)
         if _asked != {name}:
-            raise RuntimeError(f"virtual method {place} calls {_asked or 'nothing'}, not {name}")
+            raise RuntimeError(f"virtual method {index} calls {_asked or 'nothing'}, not {name}")
 
 
 def _check_answers():
@@ -226,20 +226,20 @@ def _answer(address, answers):
     `answers` has them by the index of the method. RuntimeError if a method returns another value,
     or calls Python.
     """
-    codes = {place: _code(constant) for place, constant in answers.items()}
+    codes = {index: _code(constant) for index, constant in answers.items()}
     _replace_methods(address, codes)
     _asked.clear()
-    for place, constant in answers.items():
-        if _call(address, place) != constant or _asked:
-            raise RuntimeError(f"virtual method {place} does not return {constant}")
+    for index, constant in answers.items():
+        if _call(address, index) != constant or _asked:
+            raise RuntimeError(f"virtual method {index} does not return {constant}")
 
 
 def _replace_methods(address, codes):
     methods = ctypes.c_void_p.from_address(address).value - _BEFORE * _WORD
     copied = ctypes.string_at(methods, (_BEFORE + _NUM_METHODS) * _WORD)
     table = (ctypes.c_void_p * (_BEFORE + _NUM_METHODS)).from_buffer_copy(copied)
-    for place, code in codes.items():
-        table[_BEFORE + place] = _executable(code)
+    for index, code in codes.items():
+        table[_BEFORE + index] = _executable(code)
     _leak(table)
     _set_pointer(address, ctypes.addressof(table) + _BEFORE * _WORD)
 
@@ -256,10 +256,10 @@ def _set_pointer(address, target):
     pointer.value = target
 
 
-def _call(address, place):
+def _call(address, index):
     """Return the two bytes that a virtual method of the C++ object at `address` returns."""
     methods = ctypes.c_void_p.from_address(address).value
-    method = ctypes.c_void_p.from_address(methods + place * _WORD).value
+    method = ctypes.c_void_p.from_address(methods + index * _WORD).value
     function = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
     return function(method)(address, 0, 0)
 

@@ -123,7 +123,7 @@ class Agent(LocalElasticAgent):
         self.output.show()
         if self.interrupts:
             store = store_of(self.folder, self._attempt, self.nproc)
-            self.where = roll_call.where(store, self.nproc, lambda: self.interrupts > 1)
+            self.where = roll_call.locate_ranks(store, self.nproc, lambda: self.interrupts > 1)
             self.kill()
             self._remaining_restarts = 0
             return RunResult(WorkerState.FAILED)
@@ -240,9 +240,9 @@ class _Output(DefaultLogsSpecs):
 def isolated():
     """Isolate this process and those started in the block from each other.
 
-    torch's agent would leave its SIGTERM handler behind, so it is told of no signal, and not to
-    warn. `multiprocessing` would run the script that calls `launch` again in each process, to find
-    functions; ours are pickled by value.
+    torch's agent would leave its SIGTERM handler behind: the empty setting prevents that, and the
+    disabled logger its warning. `multiprocessing` would run the script that calls `launch` again in
+    each process, to find functions, which `launch` pickles by value.
     """
     setting, main = "TORCHELASTIC_SIGNALS_TO_HANDLE", sys.modules["__main__"]
     before = os.environ.get(setting)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import cloudpickle
 
-from vgpu import figures_of_ranks
+from vgpu.devices.device_setup import settings_of_ranks
 from vgpu.processes.rank import dumps
-from vgpu.runtime.interrupts import held_back
+from vgpu.runtime.interrupts import defer_interrupts
 
 TIMEOUT = 30.0  # seconds; under torchrun, where machines start one by one, it is 120
 _OPTIONS = ("nproc", "timeout", "max_restarts")
@@ -63,14 +63,14 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
             other ranks are stopped.
     """
     _check(fn, args, kwargs, nproc, timeout, max_restarts)
-    call = _pickled_call(fn, args, kwargs, figures_of_ranks(nproc))
+    call = _pickled_call(fn, args, kwargs, settings_of_ranks(nproc))
     from vgpu.processes.agent import Agent  # loads much of torch.distributed
 
     with tempfile.TemporaryDirectory(prefix="vgpu-launch-", ignore_cleanup_errors=True) as folder:
         Path(folder, "call").write_bytes(call)
         agent = Agent(folder, nproc, timeout, max_restarts)
         try:
-            with held_back(agent.interrupt):
+            with defer_interrupts(agent.interrupt):
                 agent.run()
         except KeyboardInterrupt:  # raised again below, without torch's traceback
             agent.error = KeyboardInterrupt(agent.where)
@@ -131,7 +131,7 @@ def _name(fn):
     return getattr(fn, "__name__", None) or getattr(getattr(fn, "func", fn), "__name__", repr(fn))
 
 
-def _pickled_call(fn, args, kwargs, figures):
+def _pickled_call(fn, args, kwargs, settings):
     """Return the call as bytes, with the source lines of notebook cells for tracebacks."""
     try:
         call = dumps((fn, args, kwargs))
@@ -149,4 +149,4 @@ def _pickled_call(fn, args, kwargs, figures):
         for name, entry in linecache.cache.items()
         if len(entry) == 4 and entry[1] is None  # a notebook cell, not a file
     }
-    return cloudpickle.dumps((sources, figures, call))
+    return cloudpickle.dumps((sources, settings, call))

@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 
 from vgpu import virtual_gpus
-from vgpu.devices.device_setup import requested_figures
+from vgpu.devices.device_setup import requested_settings
 from vgpu.distributed import BACKEND
 from vgpu.processes.roll_call import RollCall, is_timeout
 from vgpu.runtime.registry import synchronize
@@ -45,7 +45,7 @@ TIMEOUT = 120.0  # seconds; torch's own default is 30 minutes
 STREAMS = ("stdout", "stderr")
 
 
-def run(fn, timeout=TIMEOUT, store=None, figures=None):
+def run(fn, timeout=TIMEOUT, store=None, settings=None):
     """Call `fn()` in a process group of the elastic agent's processes; return its result.
 
     Each process has its own GPU as its current device, as in `launch`. CPU tensors go through gloo,
@@ -55,7 +55,7 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
         timeout: seconds that a collective may take, and that the last rank may return after the
             first.
         store: the store of the process group; by default torchrun's.
-        figures: arguments of `virtual_gpus`; by default those of VGPU_DEVICES.
+        settings: arguments of `virtual_gpus`; by default those of VGPU_DEVICES.
 
     Raises:
         TimeoutError: ranks had not arrived in time; reports which ones, and where they were.
@@ -65,7 +65,7 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
         store = _store_of_torchrun(limit)
     store.set_timeout(limit)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device, backend = _choose_device(figures)
+    device, backend = _choose_device(settings)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=limit, device_id=device
     )
@@ -94,14 +94,14 @@ def _store_of_torchrun(limit):
     return store
 
 
-def _choose_device(figures):
+def _choose_device(settings):
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if figures is None and has_gpus(local_size):
+    if settings is None and has_gpus(local_size):
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         return device, "cpu:gloo,cuda:nccl"
     torch.set_num_threads(1)
-    device = virtual_gpus(**(figures or requested_figures(local_size)))[local_rank]
+    device = virtual_gpus(**(settings or requested_settings(local_size)))[local_rank]
     torch.vgpu.set_device(device)
     # torch ignores device_id for Python backends, with this warning.
     warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")
@@ -130,7 +130,7 @@ def serve(folder, timeout):
     name = Path(folder, f"{attempt}.{rank}")
     code = 1
     try:
-        sources, figures, call = cloudpickle.loads(Path(folder, "call").read_bytes())
+        sources, settings, call = cloudpickle.loads(Path(folder, "call").read_bytes())
         linecache.cache.update(sources)  # tracebacks show the lines of notebook cells
         fn, args, kwargs = _unpickled(call)
         # The result may hold a DDP object, so it is pickled and freed before the tear-down.
@@ -138,7 +138,7 @@ def serve(folder, timeout):
             lambda: _write(f"{name}.result", _pickled(fn(*args, **kwargs), rank)),
             timeout,
             store_of(folder, attempt, int(os.environ["WORLD_SIZE"])),
-            figures,
+            settings,
         )
         code = 0
     except BaseException as error:

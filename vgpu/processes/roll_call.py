@@ -17,7 +17,7 @@ import torch
 import vgpu as virtual
 from vgpu.distributed import agreement
 from vgpu.distributed.agreement import CollectiveTimeout, is_gloo_timeout, ranks_text
-from vgpu.distributed.timekeeper import Member
+from vgpu.distributed.timekeeper import KeeperConnection
 from vgpu.private.process_groups import num_collectives
 
 ANSWER = 1.0  # seconds for a rank to answer
@@ -97,7 +97,7 @@ class RollCall:
                 what = late[0].call if late else f"collective {started}"
                 waits = f"in {what}, {place}"
                 self.own = started, place, True
-        replies = ask(self.store, self.others)
+        replies = ask_ranks(self.store, self.others)
         counts = {rank: reply[0] for rank, reply in replies.items() if not isinstance(reply, str)}
         absent = (SILENT, STARTING) if at_end else (SILENT, STARTING, RETURNED)
         missing = [rank for rank, reply in replies.items() if reply in absent]
@@ -154,12 +154,12 @@ def _lines(replies):
         yield f"  rank {rank} {reply}"
 
 
-def where(store, world_size, given_up):
+def locate_ranks(store, world_size, given_up):
     """Ask all ranks where they are; return a text with their places and the missing ranks.
 
     `given_up` is a function that returns whether to stop waiting; the text is "" then.
     """
-    replies = ask(store, range(world_size), given_up)
+    replies = ask_ranks(store, range(world_size), given_up)
     if given_up():
         return ""
     missing = _missing(replies)
@@ -167,7 +167,7 @@ def where(store, world_size, given_up):
     return "\n".join([verdict, *_lines(replies)])
 
 
-def ask(store, ranks, given_up=lambda: False):
+def ask_ranks(store, ranks, given_up=lambda: False):
     """Ask ranks where they are; return their replies within ANSWER seconds, {rank: reply}.
 
     A reply is a list: the number of collectives that the rank has started, its line, whether it
@@ -202,7 +202,8 @@ def _waits(frame):
 
     On a modelled clock it waits for the timekeeper.
     """
-    return frame.f_code.co_filename == agreement.__file__ or frame.f_code is Member.ask.__code__
+    code = frame.f_code
+    return code.co_filename == agreement.__file__ or code is KeeperConnection.ask.__code__
 
 
 _TORCH = tuple(os.path.dirname(package.__file__) for package in (torch, virtual))

@@ -52,8 +52,8 @@ def _metadata(kind, pid, tid, **arguments):
 def _complete(span, pid, tid):
     """Return the "complete" event of a span or a mark, in microseconds."""
     if getattr(span, "kind", "phase") == "mark":
-        place = {"pid": pid, "tid": tid, "s": "t"}
-        return {"name": span.name, "cat": "mark", "ph": "i", "ts": span.start * 1e6, **place}
+        row = {"pid": pid, "tid": tid, "s": "t"}
+        return {"name": span.name, "cat": "mark", "ph": "i", "ts": span.start * 1e6, **row}
     arguments = {}
     if getattr(span, "issued", None) is not None:
         arguments["issued_us"] = span.issued * 1e6

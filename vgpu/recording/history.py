@@ -8,7 +8,6 @@ recorded by the next allocation of the device at the latest, without a stack.
 """
 
 import functools
-import os
 import sys
 import time
 from collections import deque
@@ -17,12 +16,11 @@ from typing import NamedTuple
 from vgpu.runtime import registry, scheduler
 from vgpu.tensors.caching import SMALL_SEGMENT
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # omitted in stacks
 _SHIFT = 44  # bits of an address within a device
 ACTIONS = "alloc free_requested free_completed segment_alloc segment_free oom snapshot".split()
 
 
-class Known(NamedTuple):
+class RecordedBlock(NamedTuple):
     """A block in use, or held by a stream; `frames` are dicts, innermost first."""
 
     address: int
@@ -38,7 +36,7 @@ class History:
         self._memory = memory
         # Below 2**53, from which on JavaScript's numbers are not exact.
         self._begin = (memory.device.index + 1) << _SHIFT
-        self._blocks = {}  # key, the block's address in `Memory` -> `Known`
+        self._blocks = {}  # key, the block's address in `Memory` -> `RecordedBlock`
         self._place = functools.cache(_place)  # equal frames share a dict, for small files
         self.configure(None, 0, ())
         memory.collect()
@@ -72,7 +70,8 @@ class History:
 
     def _add(self, key, num_bytes, stream, frames):
         if num_bytes:
-            self._blocks[key] = Known(self._begin + key % (1 << _SHIFT), num_bytes, stream, frames)
+            address = self._begin + key % (1 << _SHIFT)
+            self._blocks[key] = RecordedBlock(address, num_bytes, stream, frames)
 
     def _note(self, action, address, size, stream, frames=()):
         if action not in self._skipped and self._entries.maxlen:
@@ -86,7 +85,7 @@ class History:
         """Return the calling frames outside this package, innermost first, if wanted."""
         frame, frames = sys._getframe(1), []
         while frame is not None and self._context is not None:
-            if not frame.f_code.co_filename.startswith(_OWN):
+            if not frame.f_code.co_filename.startswith(scheduler.PACKAGE):
                 frames.append(self._place(frame.f_code, frame.f_lineno))
             frame = frame.f_back
         return frames
@@ -96,29 +95,29 @@ class History:
         self._memory.collect()
         held, entries = self._memory.held_keys(), list(self._entries)
         segments = [
-            _segment(self._memory.device.index, known, key in held)
-            for key, known in tuple(self._blocks.items())
+            _segment(self._memory.device.index, block, key in held)
+            for key, block in tuple(self._blocks.items())
         ]
         self._note("snapshot", 0, sum(each["active_size"] for each in segments), 0)
         return segments, entries
 
 
-def _segment(device, known, is_held):
+def _segment(device, block, is_held):
     """Return a segment that has one block."""
-    where = {"address": known.address, "requested_size": known.size}
+    where = {"address": block.address, "requested_size": block.size}
     state = "active_pending_free" if is_held else "active_allocated"
     return {
         **where,
         "device": device,
-        "total_size": known.size,
-        "allocated_size": 0 if is_held else known.size,
-        "active_size": known.size,
-        "stream": known.stream,
-        "segment_type": "small" if known.size <= SMALL_SEGMENT else "large",
+        "total_size": block.size,
+        "allocated_size": 0 if is_held else block.size,
+        "active_size": block.size,
+        "stream": block.stream,
+        "segment_type": "small" if block.size <= SMALL_SEGMENT else "large",
         "segment_pool_id": (0, 0),
         "is_expandable": False,
         "frames": [],
-        "blocks": [{**where, "size": known.size, "state": state, "frames": known.frames}],
+        "blocks": [{**where, "size": block.size, "state": state, "frames": block.frames}],
     }
 
 

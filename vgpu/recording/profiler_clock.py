@@ -47,8 +47,8 @@ class ProfilerClock:
         """Return the ns to show for a wall-clock time of the host, in ns."""
         if not self.is_modelled or wall < 0:  # the profiler itself
             return wall
-        place = min(bisect_right(self._walls, wall), len(self._walls) - 1)
-        (a, b), (c, d) = (each[place - 1 : place + 1] for each in (self._walls, self._models))
+        index = min(bisect_right(self._walls, wall), len(self._walls) - 1)
+        (a, b), (c, d) = (each[index - 1 : index + 1] for each in (self._walls, self._models))
         return c + (wall - a) / (b - a) * (d - c)
 
     def on_gpu(self, span):

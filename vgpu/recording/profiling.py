@@ -21,7 +21,7 @@ _ENGINE = re.compile(re.escape(_OWN) + r"runtime/engines\.py\(\d+\): _run$")  # 
 _DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH", "p2p": "PtoP"}
 
 
-class Work:
+class ProfiledWork:
     """A recording of the GPUs' work, from its creation until `stop`.
 
     `activities` are names of Kineto's, "GPU_MEMCPY" and "CONCURRENT_KERNEL"; None for all.
@@ -36,7 +36,7 @@ class Work:
     def stop(self):
         """Wait for the GPUs, like the profiler on CUDA, and stop."""
         if isinstance(self._spans, list):
-            registry.wait_for_all()
+            registry.wait_for_all_devices()
             scheduler.stop_recording(self._spans)
             kept = (span for span in self._spans if span.kind in self._kinds)
             begun = self._clock.wall
@@ -138,18 +138,18 @@ class Work:
         """Return the event of a span, and the arrow from its launch."""
         index = span.device.index
         begin, end = ((t - base) / 1e3 for t in self._clock.on_gpu(span))
-        place = {"pid": index, "tid": span.stream}
+        thread = {"pid": index, "tid": span.stream}
         arguments = {"device": index, "stream": span.stream, "correlation": number}
         if span.kind == "copy":
             arguments["bytes"] = span.num_bytes
-        events = [{"ph": "X", "name": _name(span), "ts": begin, "dur": end - begin, **place}]
+        events = [{"ph": "X", "name": _name(span), "ts": begin, "dur": end - begin, **thread}]
         events[0] |= {"cat": "gpu_memcpy" if span.kind == "copy" else "kernel", "args": arguments}
         if launch is not None:
             arguments["External id"] = launch.get("args", {}).get("External id", 0)
             arrow = {"cat": "ac2g", "name": "ac2g", "id": number}
             source = {"pid": launch["pid"], "tid": launch["tid"], "ts": launch["ts"]}
             events.append({"ph": "s", **arrow, **source})
-            events.append({"ph": "f", "bp": "e", **arrow, **place, "ts": begin})
+            events.append({"ph": "f", "bp": "e", **arrow, **thread, "ts": begin})
         return events
 
 
@@ -164,11 +164,11 @@ class _Owners:
         self._latest = list(accumulate(self._ends, max))
 
     def find(self, point):
-        place = bisect_right(self._begins, point) - 1
-        while place >= 0 and self._latest[place] >= point:
-            if self._ends[place] >= point:
-                return self._owners[place]
-            place -= 1
+        index = bisect_right(self._begins, point) - 1
+        while index >= 0 and self._latest[index] >= point:
+            if self._ends[index] >= point:
+                return self._owners[index]
+            index -= 1
         return None
 
 

@@ -54,7 +54,7 @@ def one_step(function):
 
 
 @contextlib.contextmanager
-def held_back(note=lambda: None):
+def defer_interrupts(note=lambda: None):
     """Delay an interrupt (Ctrl-C) until the block has ended, then raise KeyboardInterrupt.
 
     `note` is called when the interrupt comes; an error of the block after that is dropped. Outside

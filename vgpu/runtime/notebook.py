@@ -1,6 +1,5 @@
 """Integration into Jupyter kernels, by public interfaces of IPython only."""
 
-import os
 import signal
 import sys
 import threading
@@ -12,7 +11,6 @@ from types import TracebackType
 
 from vgpu.runtime import registry, scheduler, threads
 
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # vgpu's folder
 _launched = {}  # engine -> number of ops issued to it when a cell was stopped
 
 
@@ -99,7 +97,7 @@ def hide_frames(error):
     while error is not None:
         shown, entry = [], error.__traceback__
         while entry is not None:
-            if not entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            if not entry.tb_frame.f_code.co_filename.startswith(scheduler.PACKAGE):
                 shown.append(entry)
             entry = entry.tb_next
         traceback = None

@@ -3,7 +3,7 @@
 import torch
 
 from vgpu.runtime import scheduler
-from vgpu.runtime.scheduler import WALL_CLOCK, in_fork, wait_all
+from vgpu.runtime.scheduler import WALL_CLOCK, in_fork, wait_for_ops
 from vgpu.runtime.threads import thread
 
 devices = []  # all devices created so far; the first `count` are in use
@@ -30,8 +30,8 @@ def is_virtual(where):
     return where.type == device_type or where.type == "vgpu"
 
 
-def named(device):
-    """Return a device of torch's C++ code under its name in programs."""
+def with_program_type(device):
+    """Return a device of torch's C++ code with the type that programs use."""
     return torch.device(device_type, device.index) if device.type == "vgpu" else device
 
 
@@ -44,9 +44,9 @@ def devices_in_use(ever=False):
     return [device.torch_device for device in (devices if ever else devices[:count])]
 
 
-def place(where, machine):
+def move_to_machine(where, machine):
     """Move a modelled GPU to machine number `machine`, from 0, of its cluster."""
-    find(where).model.host = machine
+    find(where).model.machine_index = machine
 
 
 def synchronize(*devices):
@@ -63,11 +63,11 @@ def synchronize(*devices):
             torch.get_device_module(device).synchronize(device)
 
 
-def wait_for_all():
+def wait_for_all_devices():
     """Wait for all streams of all devices; errors are reported at the next synchronize."""
     for device in () if in_fork() else devices:
         for stream in device.streams:
-            wait_all(stream.tail(), device.torch_device)
+            wait_for_ops(stream.tail(), device.torch_device)
 
 
 def use_wall_clock():
@@ -77,7 +77,7 @@ def use_wall_clock():
     """
     modelled = [device for device in devices if device.model is not None]
     if modelled or scheduler.clock is not WALL_CLOCK:
-        wait_for_all()
+        wait_for_all_devices()
         for device in modelled:
             device.run_by(None)
         scheduler.clock.stop()
@@ -121,4 +121,4 @@ def current():
     return devices[index]
 
 
-chosen = False  # whether a thread has set its current device
+device_was_set = False  # whether a thread has set its current device

@@ -25,12 +25,12 @@ error_name = "vgpu"  # of the devices in errors; "CUDA" if the device type is "c
 SWITCH_INTERVAL = 1e-4  # seconds
 QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA blocks the host at about this number, too
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # vgpu's folder
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
 _recordings = ()  # lists to which spans of finished ops are appended
 _forks = []  # not empty in a fork of a process with virtual GPUs
 thread_local = threading.local()  # `engine` is set in an engine's thread
-deaths = []  # (engine, exception) of engine threads that have died: see `check_threads`
+deaths = []  # (engine, exception) of engine threads that have died: see `check_engines_alive`
 LIVENESS_SECONDS = 1.0  # between a waiting host's checks that these threads are alive
 at_long_wait = None  # callback of a host that has waited twice as long
 
@@ -43,8 +43,8 @@ class DeviceClock:
     Attributes:
         name: the modelled hardware; "" on the wall clock.
         is_modelled: whether the time is simulated.
-        meetings: how the ranks of a job agree on times: None before there is a job, `Meetings` or
-            `EqualRanks` in it; () on the wall clock, which they share.
+        meetings: how the ranks of a job agree on times: `ConnectedRanks` or `EqualRanks`, None
+            before there is a job; () on the wall clock, which they share.
     """
 
     name, is_modelled, meetings = "", False, ()
@@ -88,7 +88,7 @@ class DeviceClock:
     def wait(self, op, device):
         """Block the calling thread until an op has ended; `device` is for recordings."""
 
-    def ask_and_wait(self, function, *arguments):
+    def call_and_wait(self, function, *arguments):
         """Call a function after all ops issued so far, in a thread that no interrupt reaches."""
 
     def end_meetings(self):
@@ -118,7 +118,7 @@ class WallClock(DeviceClock):
     def launch(self, op, stream):
         return perf_counter()
 
-    def ask_and_wait(self, function, *arguments):
+    def call_and_wait(self, function, *arguments):
         function(*arguments)
 
     def shared_by(self, threads):
@@ -275,7 +275,7 @@ class ReadyQueue:
 
     def wait_for_room(self):
         """Block the calling thread until half of QUEUE_LIMIT is free; not for engine threads."""
-        check_thread()
+        check_not_engine_thread()
         gate = closed_gate()
         self._waiting_for_room.append(gate.release)
         if self.issued - self.finished >= QUEUE_LIMIT:
@@ -338,10 +338,10 @@ def closed_gate():
 
 
 def pass_gate(gate):
-    """Block the calling thread until another one releases the gate; see `check_threads`."""
+    """Block the calling thread until another one releases the gate; see `check_engines_alive`."""
     looks = 0
     while not gate.acquire(timeout=LIVENESS_SECONDS):
-        check_threads()
+        check_engines_alive()
         looks += 1
         if looks == 2 and at_long_wait is not None:
             at_long_wait()
@@ -356,9 +356,9 @@ def wait(op, device):
         RuntimeError: in a fork or an engine's thread, or if an engine's thread has died.
     """
     if under_way(op):
-        check_process()
-        check_thread()
-        check_threads()
+        check_not_forked()
+        check_not_engine_thread()
+        check_engines_alive()
         op.engine.clock.wait(op, device)
 
 
@@ -369,12 +369,12 @@ def note_sync():
         if sync_debug_mode == 2:
             raise RuntimeError(text)
         frame, level = sys._getframe(), 1
-        while (file := frame.f_code.co_filename).startswith(_OWN) or "_ops.py" in file:
+        while (file := frame.f_code.co_filename).startswith(PACKAGE) or "_ops.py" in file:
             frame, level = frame.f_back, level + 1
         warnings.warn(text, stacklevel=level)  # at the caller, outside vgpu and torch.ops
 
 
-def check_threads():
+def check_engines_alive():
     """Raise RuntimeError if an engine's thread has died: its ops and their dependents never end."""
     if deaths:
         who, error = deaths[0]
@@ -384,7 +384,7 @@ def check_threads():
         ) from error
 
 
-def check_clocks(device, other):
+def check_same_clock(device, other):
     if device.compute.clock is not other.compute.clock:
         raise RuntimeError(
             f"{device.torch_device} and {other.torch_device} must have the same clock: "
@@ -407,7 +407,7 @@ def record_wait(device, start, end):
         record([Span("synchronize", "wait", device, 0, "host", start, end, start)])
 
 
-def check_thread():
+def check_not_engine_thread():
     """Raise RuntimeError in an engine's thread, where a wait would never end."""
     if getattr(thread_local, "engine", None) is not None:
         raise RuntimeError(
@@ -416,7 +416,7 @@ def check_thread():
         )
 
 
-def wait_all(ops, device):
+def wait_for_ops(ops, device):
     """Block the calling thread until all of `ops` have run, as `wait` does."""
     for op in ops:
         wait(op, device)
@@ -449,7 +449,7 @@ def stop_recording(recording):
         _recordings = rest
 
 
-def check_process():
+def check_not_forked():
     """Raise RuntimeError, as CUDA does, in a fork of a process with virtual GPUs."""
     if _forks:
         raise RuntimeError(

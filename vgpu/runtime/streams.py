@@ -3,7 +3,7 @@
 import threading
 
 from vgpu.runtime import scheduler
-from vgpu.runtime.scheduler import check_clocks, check_process, under_way
+from vgpu.runtime.scheduler import check_not_forked, check_same_clock, under_way
 
 # Serializes issuing threads. Reentrant, because the garbage collector may run a destructor that
 # issues work while it is held.
@@ -40,7 +40,7 @@ class StreamQueue:
         Raises:
             RuntimeError: this process is a fork, or no thread can be started for the engine.
         """
-        check_process()
+        check_not_forked()
         engine = op.engine
         if engine.issued - engine.finished >= scheduler.QUEUE_LIMIT:
             engine.wait_for_room()
@@ -80,19 +80,19 @@ class StreamQueue:
 
     def tail(self):
         """Return the ops to wait for until this stream is idle."""
-        check_process()
+        check_not_forked()
         with _issuing:
             ops = (self.last, *(self.waits or ()))
         return tuple(op for op in ops if op is not None and under_way(op))
 
     def wait_for(self, ops):
         """Make later ops of this stream wait for `ops`; RuntimeError if one has another clock."""
-        check_process()
+        check_not_forked()
         now = scheduler.clock.now()
         waits = {op: now for op in ops if under_way(op) and op.stream is not self}
         if waits:
             for op in waits:
-                check_clocks(self.device, op.stream.device)
+                check_same_clock(self.device, op.stream.device)
             with _issuing:
                 self.waits = self._waits_under_way()
                 self.waits.update(waits)

@@ -78,8 +78,8 @@ class CurrentStreams:
         If that stream no longer exists, return the default stream.
         """
         changes = self._changes.get(device.index, ())
-        place = bisect_right(changes, number, key=itemgetter(0))
-        return (changes[place - 1][1]() if place else None) or device.default_stream
+        index = bisect_right(changes, number, key=itemgetter(0))
+        return (changes[index - 1][1]() if index else None) or device.default_stream
 
 
 @one_step

@@ -10,7 +10,7 @@ until the device is full.
 from bisect import bisect_left, insort
 from itertools import count
 
-KIB, MIB = 2**10, 2**20
+MIB = 2**20
 ROUNDED = 512
 SMALL, SMALL_SEGMENT = MIB, 2 * MIB  # the largest block of the small pool, and its segments
 LARGE, LARGE_SEGMENT = 10 * MIB, 20 * MIB
@@ -43,9 +43,9 @@ class CachingAllocator:
         size = -(-num_bytes // ROUNDED) * ROUNDED
         small = size <= SMALL
         free = self._free[small]
-        place = bisect_left(free, (size,))
-        if place < len(free):
-            found, segment, offset = free[place]
+        index = bisect_left(free, (size,))
+        if index < len(free):
+            found, segment, offset = free[index]
             self._forget(small, found, segment, offset)
         else:
             found = self._segment_for(size)

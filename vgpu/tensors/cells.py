@@ -1,5 +1,7 @@
 """Layouts of tensors, and cells, which hold their values once computed."""
 
+from math import prod
+
 import torch
 
 from vgpu.private.tensors import set_conj, set_neg
@@ -92,7 +94,7 @@ class Cell:
     last tensor is deleted, before the last op has run.
 
     Attributes:
-        data: a CPU tensor, None before its kernel has run, or a `Failure`.
+        data: a CPU tensor, None before its kernel has run, or a `Missing`.
         parent: the cell that a view refers to.
         view: function(data of `parent`) that returns the data of a view; None if the layout is
             sufficient.
@@ -122,7 +124,7 @@ def strided(cell, layout):
     return Cell(layout, None, cell.parent if is_strided else cell)
 
 
-class Failure:
+class Missing:
     """Placeholder for missing values.
 
     Attributes:
@@ -141,20 +143,20 @@ class Failure:
 class Unavailable(Exception):
     """An input of an op has no values."""
 
-    def __init__(self, failure):
-        self.failure = failure
-        error = failure.error
-        if failure is NO_VALUES or failure.data is not None:
+    def __init__(self, missing):
+        self.missing = missing
+        error = missing.error
+        if missing is NO_VALUES or missing.data is not None:
             super().__init__(f"reads a tensor without values: {error}")
         else:
             super().__init__(f"reads a tensor whose kernel failed: {type(error).__name__}: {error}")
 
 
-def fail(out, failure):
-    """Store `failure` in the cells of `out`: a cell, a list of cells, or None."""
+def set_missing(out, missing):
+    """Store a `Missing` in the cells of `out`: a cell, a list of cells, or None."""
     for cell in (out,) if type(out) is Cell else out or ():
         if cell is not None:
-            cell.data = failure
+            cell.data = missing
 
 
 def cells_in(values):
@@ -172,7 +174,7 @@ def writers_of(op):
 
 # Operators that overwrite their first argument without reading it.
 ONLY_WRITTEN = {"copy_", "zero_", "fill_", "uniform_", "normal_", "random_", "bernoulli_"}
-NO_VALUES = Failure(RuntimeError("it was created without values, on virtual_gpus(values=False)"))
+NO_VALUES = Missing(RuntimeError("it was created without values, on virtual_gpus(values=False)"))
 
 
 def small_bytes(dtype):
@@ -192,31 +194,29 @@ def may_have_values(layout):
 
 def lacks_values(data):
     """Return whether `data` of a cell is the placeholder for values that were not computed."""
-    return type(data) is Failure and data.error is NO_VALUES.error
+    return type(data) is Missing and data.error is NO_VALUES.error
 
 
 def is_known(cell):
     """Return whether the values of a tensor are computed."""
-    return isinstance(cell.root().data, torch.Tensor) and type(cell.data) is not Failure
+    return isinstance(cell.root().data, torch.Tensor) and type(cell.data) is not Missing
 
 
 def is_whole(cell):
     """Return whether a tensor covers all of its memory."""
-    layout, elements = cell.layout, 1
-    for length in layout.size:
-        elements *= length
-    return elements * layout.dtype.itemsize == cell.root().layout.num_bytes
+    layout = cell.layout
+    return prod(layout.size) * layout.dtype.itemsize == cell.root().layout.num_bytes
 
 
-def forget(cell):
+def drop_values(cell):
     """Mark a tensor, and all that share its memory, as without values.
 
     A small tensor keeps its CPU memory, to which its views refer, for later values.
     """
     root = cell.root()
-    memory = root.data.data if type(root.data) is Failure else root.data
+    memory = root.data.data if type(root.data) is Missing else root.data
     keeps = memory is not None and may_have_values(root.layout)
-    root.data = Failure(NO_VALUES.error, memory) if keeps else NO_VALUES
+    root.data = Missing(NO_VALUES.error, memory) if keeps else NO_VALUES
 
 
 def revive(cell):
@@ -253,9 +253,9 @@ def fetch(cell):
         else:
             data = cell.view(data)
         cell.data = data
-    elif type(data) is Failure:
+    elif type(data) is Missing:
         raise Unavailable(data)
-    elif cell.parent is not None and type(cell.root().data) is Failure:
+    elif cell.parent is not None and type(cell.root().data) is Missing:
         raise Unavailable(cell.root().data)
     return data
 

@@ -9,9 +9,8 @@ import torch
 from vgpu.runtime import scheduler
 from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import under_way, wait
-from vgpu.tensors.caching import SMALL_SEGMENT, CachingAllocator
+from vgpu.tensors.caching import MIB, SMALL_SEGMENT, CachingAllocator
 
-MIB = 2**20
 MAX_PENDING = 10_000  # allocations and frees not yet passed to the model of CUDA's allocator
 _SHIFT = 48  # bits of an integer for a block's size, below its address
 GRANULARITY = 512  # addresses are multiples of this many bytes, as in CUDA's allocator
@@ -286,7 +285,7 @@ class Memory:
 
         This runs in the simulator's thread, which no interrupt reaches.
         """
-        scheduler.clock.ask_and_wait(self._apply_events, then)
+        scheduler.clock.call_and_wait(self._apply_events, then)
         return self._caching
 
     def _apply_events(self, then):

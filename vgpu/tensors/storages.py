@@ -8,6 +8,7 @@ size before it gathers the parameter again.
 import ctypes
 import mmap
 import re
+import weakref
 
 import torch
 
@@ -15,7 +16,7 @@ from vgpu.private.patching import replace
 from vgpu.runtime import registry
 from vgpu.runtime.scheduler import Op, under_way
 from vgpu.runtime.threads import issue_op
-from vgpu.tensors.cells import META, Failure, TensorLayout, lacks_values, strided
+from vgpu.tensors.cells import META, Missing, TensorLayout, lacks_values, strided
 from vgpu.tensors.tensor import become, copy_to_device, view_as, wrap
 
 FREED = "its memory was freed by untyped_storage().resize_(0)"
@@ -43,6 +44,10 @@ class DeviceStorage(torch.UntypedStorage):
 
     def __hash__(self):
         return hash(self._block)
+
+    def weak_key(self):
+        """Return a key that is equal for all views and does not keep the storage alive."""
+        return weakref.ref(self._block)
 
     def flat(self, dtype=None):
         """Return all of the storage as a tensor of one dimension, by default of its own dtype."""
@@ -187,7 +192,7 @@ def check_device(tensor, source):
 def _resize(op):
     cell, num_bytes = op.args
     values, lacking = cell.data, lacks_values(cell.data)
-    if type(values) is Failure:
+    if type(values) is Missing:
         values = values.data
     if values is None:  # a kernel failed, or there are none
         return
@@ -197,7 +202,7 @@ def _resize(op):
     elif num_bytes == 0:
         _drop_pages(memory)
     if not lacking:
-        cell.data = values if num_bytes else Failure(RuntimeError(FREED), values)
+        cell.data = values if num_bytes else Missing(RuntimeError(FREED), values)
 
 
 def _drop_pages(storage):

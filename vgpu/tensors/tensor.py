@@ -26,7 +26,7 @@ from vgpu.private.tensors import (
 )
 from vgpu.runtime import registry
 from vgpu.runtime.interrupts import one_step
-from vgpu.runtime.scheduler import check_process, wait
+from vgpu.runtime.scheduler import check_not_forked, wait
 from vgpu.tensors.cells import (
     CPU,
     META,
@@ -71,9 +71,9 @@ class VirtualTensor(torch.Tensor):
     def to(self, *args, **kwargs):
         if registry.device_type == "cuda":  # another device type in torch's C++ code
             if "device" in kwargs:
-                kwargs["device"] = own_device(kwargs["device"])
+                kwargs["device"] = with_own_type(kwargs["device"])
             elif args:
-                args = own_device(args[0]), *args[1:]
+                args = with_own_type(args[0]), *args[1:]
         return super().to(*args, **kwargs)
 
     def record_stream(self, stream):
@@ -100,13 +100,13 @@ class VirtualTensor(torch.Tensor):
         return dlpack_device(self.device)
 
     def __bool__(self):
-        return super().__bool__() if has_values(self) else refuse("bool")
+        return super().__bool__() if has_values(self) else refuse_without_values("bool")
 
     def __int__(self):
-        return super().__int__() if has_values(self) else refuse("int")
+        return super().__int__() if has_values(self) else refuse_without_values("int")
 
     def __index__(self):
-        return super().__index__() if has_values(self) else refuse("index")
+        return super().__index__() if has_values(self) else refuse_without_values("index")
 
     def __format__(self, format_spec):
         return format(self.item() if self.dim() == 0 else repr(self), format_spec)
@@ -171,7 +171,7 @@ def _extra_attributes(tensor):
     }
 
 
-def own_device(device):
+def with_own_type(device):
     """Return a virtual GPU with the type "vgpu", as in torch's C++ code, and its index.
 
     Anything but a device or its name is returned unchanged.
@@ -195,7 +195,7 @@ def has_values(tensor):
     return is_known(cell)
 
 
-def refuse(what):
+def refuse_without_values(what):
     """Raise RuntimeError: the operator `what` needs values that are not computed."""
     raise RuntimeError(
         f"{what} needs the values of a tensor, but without values only small tensors computed from "
@@ -371,7 +371,7 @@ def new_tensor(layout):
     On devices without values, small tensors are zero: so indices that are never computed are valid,
     and every run is the same.
     """
-    check_process()
+    check_not_forked()
     tensor = wrap(Cell(layout))
     tensor._cell.data = layout.empty(CPU) if may_have_values(layout) else NO_VALUES
     if not layout.device.has_values and tensor._cell.data is not NO_VALUES:
@@ -390,8 +390,8 @@ def view_as(tensor, layout):
     return wrap(strided(tensor._cell, layout), tensor._block)
 
 
-def is_ours(value):
+def on_virtual_gpu(value):
     """Return whether a tensor, or any tensor in a nested sequence, is on a virtual GPU."""
     if isinstance(value, torch.Tensor):
         return type(value) is VirtualTensor
-    return any(is_ours(item) for item in value)
+    return any(on_virtual_gpu(item) for item in value)

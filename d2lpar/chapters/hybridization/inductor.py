@@ -5,7 +5,7 @@ import re
 
 import torch
 
-from vgpu import held_back
+from vgpu import defer_interrupts
 from vgpu.torch_internals import compile_in_this_process, generated_code
 
 _LOAD_ARITHMETIC_STORE = re.compile(r"= .*\btmp\d+ [-+*/] |load|_ptr\d+\[|\bstore\(")
@@ -38,7 +38,7 @@ def compile_backend(device="cpu"):
 @functools.cache
 def failure_of_inductor(device_type):
     """Return why torch's compiler fails for this device type, or None if it works."""
-    with held_back():  # an interrupt would leave the compiler half initialized
+    with defer_interrupts():  # an interrupt would leave the compiler half initialized
         compile_in_this_process()
         try:
             torch.compile(lambda x: x @ x + 1)(torch.ones(8, 8, device=device_type))

@@ -1,7 +1,6 @@
 """OperatorGraph: record the data dependencies of operators while a program runs."""
 
 import threading
-import weakref
 from dataclasses import dataclass
 
 import torch
@@ -202,13 +201,11 @@ def _tensors(values):
 
 def _memory(tensor):
     """Return a unique key of a tensor and its views that does not keep them alive."""
-    block = getattr(tensor, "_block", None)
-    if block is not None:  # a virtual GPU's tensor, whose storage is a placeholder
-        return weakref.ref(block)
     try:
-        return StorageWeakRef(tensor.untyped_storage())
+        storage = tensor.untyped_storage()
     except RuntimeError:  # a sparse tensor has no storage
         return WeakIdRef(tensor)
+    return storage.weak_key() if hasattr(storage, "weak_key") else StorageWeakRef(storage)
 
 
 def _changed(func, args, kwargs):

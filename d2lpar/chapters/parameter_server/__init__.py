@@ -1,7 +1,7 @@
 """Chapter 11: parameter servers on Ray, and sparse data to train on.
 
 store      create servers, run workers, pull and push
-actors     the processes: servers and the workers' clock
+actors     the processes: servers and the counter of the workers' ticks
 ray_setup  start Ray without output
 ad_clicks  sparse examples
 """

@@ -1,4 +1,4 @@
-"""Ray actors of a store: servers, which store ranges of tensors, and the workers' clock.
+"""Ray actors of a store: servers, which store ranges of tensors, and a counter of ticks.
 
 Actors use NumPy arrays, and their classes are pickled by value, so their processes need not import
 torch and start in 0.5 s instead of 2 s. This module imports nothing from d2lpar, and Ray only
@@ -83,7 +83,7 @@ def _own(state):
     return {name: array.copy() for name, array in values.items()}, dict(last), updates
 
 
-class Clock:
+class TickCounter:
     """An actor that counts the workers' ticks and makes fast workers wait for slow ones."""
 
     def __init__(self):

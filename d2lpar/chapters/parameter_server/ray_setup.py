@@ -6,7 +6,7 @@ import os
 import secrets
 import warnings
 
-from vgpu import held_back
+from vgpu import defer_interrupts
 
 OBJECT_STORE = 256 << 20  # bytes
 
@@ -49,7 +49,7 @@ def ray_module():
         with warnings.catch_warnings():  # in a notebook Ray warns if ipywidgets is missing
             warnings.filterwarnings("ignore", "IProgress not found")
             logging.disable(logging.INFO)
-            with held_back():  # an interrupt would leave a half-imported module
+            with defer_interrupts():  # an interrupt would leave a half-imported module
                 import ray
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(

@@ -132,15 +132,15 @@ class Client:
 
 
 class Worker(Client):
-    """The first argument of a function that `Store.run` calls: a client with a clock.
+    """The first argument of a function that `Store.run` calls: a client that counts its ticks.
 
     Attributes:
         rank: the index of the worker in its store, from 0.
     """
 
-    def __init__(self, rank, servers, layout, clock):
+    def __init__(self, rank, servers, layout, tick_counter):
         super().__init__(f"worker {rank}", servers, layout)
-        self.rank, self._clock = rank, clock
+        self.rank, self._tick_counter = rank, tick_counter
 
     def tick(self, staleness=0):
         """Count a step as done; wait for workers more than `staleness` steps behind.
@@ -154,11 +154,11 @@ class Worker(Client):
         Returns:
             The number of steps by which this worker is ahead of the slowest.
         """
-        return ray_module().get(self._clock.tick.remote(self.rank, staleness))
+        return ray_module().get(self._tick_counter.tick.remote(self.rank, staleness))
 
     def leave(self):
         """Leave: other workers no longer wait for this one."""
-        ray_module().get(self._clock.leave.remote(self.rank))
+        ray_module().get(self._tick_counter.leave.remote(self.rank))
 
 
 class Store(Client):
@@ -172,13 +172,13 @@ class Store(Client):
         self._actors, self._running, self._num_workers = [], [], 0
 
     def open(self, values, num_servers, replicas):
-        """Start the servers and the clock, and load the values, a dict of arrays."""
+        """Start the servers and the tick counter, and load the values, a dict of arrays."""
         ray = ray_module()
         options = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
         lasting = {"max_restarts": -1, "max_task_retries": -1} if replicas else {}
         ray.cloudpickle.register_pickle_by_value(actors)
-        self._clock = ray.remote(**options)(actors.Clock).remote()
-        self._actors.append(self._clock)
+        self._tick_counter = ray.remote(**options)(actors.TickCounter).remote()
+        self._actors.append(self._tick_counter)
         actor = ray.remote(**options, **lasting)(actors.Server)
         label = uuid.uuid4().hex  # names of actors must be unique in Ray
         for i in range(num_servers):
@@ -202,7 +202,7 @@ class Store(Client):
 
         Args:
             fn: a function of a `Worker` and further arguments; a notebook may define it.
-            num_workers: number of processes, each with one thread. They join the clock at the tick
+            num_workers: number of processes, each with one thread. They start at the tick
                 of the slowest worker.
 
         Returns:
@@ -212,12 +212,12 @@ class Store(Client):
         ray = ray_module()
         ranks = range(self._num_workers, self._num_workers + num_workers)
         self._num_workers += num_workers
-        ray.get([self._clock.join.remote(rank) for rank in ranks])
+        ray.get([self._tick_counter.join.remote(rank) for rank in ranks])
         task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy="SPREAD")(_work)
-        run = Run(self._clock, {})
+        run = Run(self._tick_counter, {})
         self._running.append(run)
         for rank in ranks:
-            worker = Worker(rank, self.servers, self.layout, self._clock)
+            worker = Worker(rank, self.servers, self.layout, self._tick_counter)
             run.tasks[rank] = task.remote(fn, worker, args, kwargs)
         return run
 
@@ -267,8 +267,8 @@ class Run:
         tasks: a dict from ranks of workers to Ray references to their results.
     """
 
-    def __init__(self, clock, tasks):
-        self._clock, self.tasks = clock, tasks
+    def __init__(self, tick_counter, tasks):
+        self._tick_counter, self.tasks = tick_counter, tasks
 
     def done(self):
         """Return whether all workers have returned, or one has failed."""
@@ -315,7 +315,7 @@ class Run:
                 break
         else:
             warnings.warn(f"Ray did not end {len(waiting)} of {len(refs)} workers", stacklevel=2)
-        ray.get([self._clock.leave.remote(rank) for rank in self.tasks])
+        ray.get([self._tick_counter.leave.remote(rank) for rank in self.tasks])
 
 
 def _outcome(ref, rank):

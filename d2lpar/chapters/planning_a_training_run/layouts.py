@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from d2lpar.devices import virtual_gpus
 from d2lpar.memory_use import peak_bytes
 from d2lpar.timelines.timeline import Timeline
-from vgpu import as_machine, equal_ranks, place
+from vgpu import as_machine, equal_ranks, move_to_machine
 
 AXES = ("tensor", "data", "pipeline")  # the first varies fastest with the rank
 UNLIMITED = 2**50  # bytes of memory, to measure steps that need more than there is
@@ -234,7 +234,7 @@ def _stages(layout, machine):
     model = replace(machine, host=host)
     devices = virtual_gpus(p, model=model, memory=UNLIMITED, values=False)
     for stage, device in enumerate(devices):  # ranks of stages are `stride` apart
-        place(device, stage * stride // (machine.gpus or layout.gpus))
+        move_to_machine(device, stage * stride // (machine.gpus or layout.gpus))
     return devices
 
 
