@@ -30,7 +30,7 @@ class Timer:
 
     def start(self):
         """Start or restart the stopwatch."""
-        self._others = None if hardware_name() else read_cpu_times()  # so far
+        self._others = None if hardware_name() else read_cpu_times()  # CPU times at the start
         self._clock, self._started = clock_in_force(), clock()
 
     def stop(self):

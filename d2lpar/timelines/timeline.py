@@ -61,7 +61,7 @@ class Timeline:
         self.hardware = hardware_name()
         self._clock = clock_in_force()
         self._state = "recording"
-        self._others = None if self.hardware else read_cpu_times()  # so far
+        self._others = None if self.hardware else read_cpu_times()  # CPU times at the start
         self.origin = clock()
         return self
 
