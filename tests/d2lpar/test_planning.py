@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from d2lpar import __main__ as command
-from d2lpar.chapters.planning_a_training_run import gpt, layout_search, planning
+from d2lpar.chapters.planning_a_training_run import gpt, layout_search, plan_command
 from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned
 from d2lpar.chapters.planning_a_training_run.program_costs import (
     head_cost,
@@ -169,7 +169,7 @@ ROWS = [
 def rows(monkeypatch):
     """Plan these in place of what is modelled; return a list that the test may change."""
     found = list(ROWS)
-    monkeypatch.setattr(planning, "plan", lambda *arguments, **options: found)
+    monkeypatch.setattr(plan_command, "plan", lambda *arguments, **options: found)
     return found
 
 
@@ -233,8 +233,8 @@ def test_what_it_refuses(capsys, options, text):
 
 
 def test_parameters_name_a_shape():
-    assert planning.gpt_of(3.6e9) == gpt.GPT(30, 3072, 32)
-    assert planning.gpt_of(175e9 / 1.2) == gpt.GPT(80, 12288, 96)
+    assert plan_command.gpt_of(3.6e9) == gpt.GPT(30, 3072, 32)
+    assert plan_command.gpt_of(175e9 / 1.2) == gpt.GPT(80, 12288, 96)
 
 
 def test_a_message_between_stages_is_cut_among_the_ranks_of_a_tensor_group():

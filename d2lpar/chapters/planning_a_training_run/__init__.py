@@ -2,7 +2,7 @@
 
 layouts        tensor, pipeline and data parallelism at once
 gpt            the network; program_costs: what its layer, its head and the rest of a step cost
-layout_search  a step of GPT in each layout; planning: `d2lpar plan`, a table of text
+layout_search  a step of GPT in each layout; plan_command: `d2lpar plan`, a table of text
 plots          the figure
 """
 
