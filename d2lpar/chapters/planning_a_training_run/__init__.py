@@ -9,8 +9,8 @@ measured_steps steps of others, and how well two orders agree; plots: the figure
 from d2lpar.chapters.planning_a_training_run.gpt import GPT, Split, Sum
 from d2lpar.chapters.planning_a_training_run.layouts import Layout, layouts, sweep
 from d2lpar.chapters.planning_a_training_run.measured_steps import (
-    STEPS_ON_64_A100S,
     rank_correlation,
+    steps_on_64_a100s,
 )
 from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
 from d2lpar.chapters.tensor_parallelism import split_cross_entropy
@@ -19,7 +19,6 @@ from vgpu import as_machine
 
 __all__ = [
     "GPT",
-    "STEPS_ON_64_A100S",
     "Layout",
     "Split",
     "Sum",
@@ -30,5 +29,6 @@ __all__ = [
     "receive",
     "send",
     "split_cross_entropy",
+    "steps_on_64_a100s",
     "sweep",
 ]

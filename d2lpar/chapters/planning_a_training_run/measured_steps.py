@@ -12,14 +12,21 @@ _SECONDS = {  # (t, p): {micro-batch: seconds of a step}
     (8, 1): {2: 8.8809, 4: 5.618, 8: 5.178, 16: 5.0178, 32: 4.9723, 64: 9.8389},
     (16, 1): {2: 13.4722, 4: 11.9601, 8: 10.894, 16: 10.7193, 32: 10.5806},
 }
-# Bang et al. 2024, https://arxiv.org/abs/2312.12391: GPT(30, 3072, 32), 512 sequences a step,
-# Megatron-DeepSpeed with recomputation. Source: the rows of 64 GPUs in ground_truth_multi.csv of
-# https://github.com/VIA-Research/vTrain at f8dda84 (MIT licence).
-STEPS_ON_64_A100S = {
-    Layout(t, p, 64 // (t * p), micro_batch, recompute=True): seconds
-    for (t, p), row in _SECONDS.items()
-    for micro_batch, seconds in row.items()
-}
+
+
+def steps_on_64_a100s():
+    """Return measured seconds per step of GPT(30, 3072, 32), a dict by `Layout`.
+
+    512 sequences a step, Megatron-DeepSpeed with recomputation.
+
+    Source: Bang et al. 2024, https://arxiv.org/abs/2312.12391, the rows of 64 GPUs in
+    ground_truth_multi.csv of https://github.com/VIA-Research/vTrain at f8dda84 (MIT licence).
+    """
+    return {
+        Layout(t, p, 64 // (t * p), micro_batch, recompute=True): seconds
+        for (t, p), row in _SECONDS.items()
+        for micro_batch, seconds in row.items()
+    }
 
 
 def rank_correlation(x, y):
