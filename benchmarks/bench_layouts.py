@@ -19,6 +19,8 @@ from statistics import fmean, median
 from published import free, gpt
 from report import nine_of_ten, ratio_row
 
+from d2lpar.chapters.planning_a_training_run import rank_correlation
+
 LEAST = 4  # layouts of a choice that counts
 
 
@@ -52,13 +54,6 @@ def table(steps, errors, null):
             row(called, *zip(*chosen, strict=True))
 
 
-def spearman(a, b):
-    """Return the rank correlation of two lists without ties."""
-    ranks = [[sorted(values).index(value) for value in values] for values in (a, b)]
-    n = len(a)
-    return 1 - 6 * sum((i - j) ** 2 for i, j in zip(*ranks, strict=True)) / (n * (n * n - 1))
-
-
 def choices(steps, errors):
     """Return (cost, rank correlation) of each choice, a dict of lists by the number of GPUs."""
     tasks = defaultdict(list)
@@ -70,7 +65,7 @@ def choices(steps, errors):
         if len(times) >= LEAST:
             fastest = min(measured for _, measured in times)
             cost = min(times)[1] / fastest - 1
-            found[gpus].append((cost, spearman(*map(list, zip(*times, strict=True)))))
+            found[gpus].append((cost, rank_correlation(*zip(*times, strict=True))))
     return found
 
 

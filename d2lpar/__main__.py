@@ -33,7 +33,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if options.price is not None and options.tokens is None:
         plan.error("--price requires --tokens, for example --tokens 300B")
-    from d2lpar.chapters.planning_a_training_run.planning import run
+    from d2lpar.chapters.planning_a_training_run.plan_command import run
 
     try:
         code = run(options, plan.error)

@@ -210,3 +210,23 @@ def test_all_three_splits_at_once_take_the_step_of_one_device(capsys):
     losses, expected, gradients = zip(*ranks, strict=True)
     assert sum(losses) / 4 == pytest.approx(expected[0], rel=1e-10)
     assert max(gradients) < 1e-10  # of the largest entry
+
+
+def test_zero_1_of_the_lab_trains_the_same_weights():
+    names = names_of_lab("c14-p-update")
+    Bucket, update = names["Bucket"], names["update"]
+
+    def weights(zero):  # of a layer after three steps of two replicas
+        rank = dist.get_rank()
+        gpu = d2lpar.virtual_gpus(2)[rank]
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(16, 32).to(gpu)
+        bucket = Bucket(layer, dist.group.WORLD, zero, hide=False)
+        for X in torch.randn(3, 2, 8, 16):
+            layer(X[rank].to(gpu)).square().mean().backward()
+            bucket.finish()
+            update(bucket)
+        return layer.weight.detach().cpu()
+
+    same = d2lpar.launch(lambda: weights(0).equal(weights(1)), nproc=2)
+    assert same == [True, True]

@@ -1,15 +1,21 @@
 """The steps of GPT in a layout, and `d2lpar plan`: what fits, what it takes, and what it says."""
 
+import csv
 import os
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from d2lpar import __main__ as command
-from d2lpar.chapters.planning_a_training_run import gpt, layout_search, planning
+from d2lpar.chapters.planning_a_training_run import gpt, layout_search, plan_command
 from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned
+from d2lpar.chapters.planning_a_training_run.measured_steps import (
+    rank_correlation,
+    steps_on_64_a100s,
+)
 from d2lpar.chapters.planning_a_training_run.program_costs import (
     head_cost,
     layer_cost,
@@ -20,6 +26,7 @@ from vgpu.modelled.hardware import MACHINES
 
 SMALL = gpt.GPT(layers=4, width=512, heads=8, length=256, vocabulary=1024)
 MACHINE = replace(MACHINES["dgxa100"], host=0.0)
+PUBLISHED = Path(__file__).parents[2] / "benchmarks/published/vtrain/gpt_on_a100s_512.csv"
 
 
 def cost_of_layer(recompute, micro=4, t=1):
@@ -169,7 +176,7 @@ ROWS = [
 def rows(monkeypatch):
     """Plan these in place of what is modelled; return a list that the test may change."""
     found = list(ROWS)
-    monkeypatch.setattr(planning, "plan", lambda *arguments, **options: found)
+    monkeypatch.setattr(plan_command, "plan", lambda *arguments, **options: found)
     return found
 
 
@@ -233,8 +240,8 @@ def test_what_it_refuses(capsys, options, text):
 
 
 def test_parameters_name_a_shape():
-    assert planning.gpt_of(3.6e9) == gpt.GPT(30, 3072, 32)
-    assert planning.gpt_of(175e9 / 1.2) == gpt.GPT(80, 12288, 96)
+    assert plan_command.gpt_of(3.6e9) == gpt.GPT(30, 3072, 32)
+    assert plan_command.gpt_of(175e9 / 1.2) == gpt.GPT(80, 12288, 96)
 
 
 def test_a_message_between_stages_is_cut_among_the_ranks_of_a_tensor_group():
@@ -246,3 +253,31 @@ def test_a_message_between_stages_is_cut_among_the_ranks_of_a_tensor_group():
     assert alone == pytest.approx(num_bytes / 11.5e9, rel=0.01)
     cut = message_seconds(machine, num_bytes, 8, 1)
     assert cut == pytest.approx(num_bytes / 8 / 11.5e9 + 7 / 8 * num_bytes / 220e9, rel=0.03)
+
+
+def test_the_measured_steps_are_the_published_ones():
+    with PUBLISHED.open(encoding="utf-8-sig", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["# GPUs"] == "64"]
+    axes = "tensor parallelism", "pipeline parallelism", "data parallelism", "micro batch"
+    found = {
+        Layout(*(int(row[axis]) for axis in axes), recompute=True): row["iteration time (ms)"]
+        for row in rows
+    }
+    assert len(rows) == 26
+    measured = steps_on_64_a100s()
+    assert found.keys() == measured.keys()
+    for layout, milliseconds in found.items():
+        assert float(milliseconds) / 1e3 == pytest.approx(measured[layout], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "correlation"),
+    [
+        ([1, 2, 30], [4, 5, 6], 1.0),
+        ([1, 2, 3], [6, 5, 4], -1.0),
+        ([1, 2, 3, 4], [2, 1, 3, 4], 0.8),  # 1 - 6 * 2 / (4 * 15)
+        ([1, 1, 2], [1, 2, 3], 0.75**0.5),  # ranks 1.5, 1.5, 3: 1.5 / sqrt(1.5 * 2)
+    ],
+)
+def test_rank_correlation(x, y, correlation):
+    assert rank_correlation(x, y) == pytest.approx(correlation)

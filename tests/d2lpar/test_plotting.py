@@ -350,10 +350,12 @@ def test_no_figure_is_wider_than_a_notebook_in_a_window_of_1024_pixels():
 def test_layouts_are_drawn_in_the_panel_of_their_split():
     predicted = {Layout(2, 1, 4, 2): 3.0, Layout(2, 1, 4, 1): 2.0, Layout(1, 8, 1, 4): 5.0}
     measured = {Layout(2, 1, 4, 1): 4.0, Layout(4, 1, 2): 9.0}  # of the second nothing is predicted
-    figure = plot_layouts(predicted, measured)
+    figure = plot_layouts(predicted, measured, label="modelled")
     first, second, third = figure.axes
     assert [first.get_title(), second.get_title()] == ["t = 2, p = 1", "t = 1, p = 8"]
     assert not third.get_visible()
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["modelled", "measured"]
     lines = [[tuple(map(list, line.get_data())) for line in axes.lines] for axes in figure.axes]
     assert lines == [[([1, 2], [2.0, 3.0]), ([1], [4.0])], [([4], [5.0]), ([], [])], []]
     assert first.get_ylim() == second.get_ylim() and first.get_xlim() == second.get_xlim()

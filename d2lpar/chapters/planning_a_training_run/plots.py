@@ -7,12 +7,13 @@ from d2lpar.plotting.figures import MEASURED, PREDICTED, WIDE, new_figure, style
 COLUMNS = 3
 
 
-def plot_layouts(predicted, measured):
+def plot_layouts(predicted, measured, label="predicted"):
     """Return a figure with a panel for each pair of t and p: seconds per step over micro-batches.
 
     Args:
         predicted: a dict from `Layout`s to predicted seconds per step.
         measured: a dict from `Layout`s to measured seconds per step.
+        label: of the first in the legend, "modelled" for example.
 
     Raises:
         ValueError: nothing is predicted.
@@ -28,7 +29,7 @@ def plot_layouts(predicted, measured):
     ticks = [y for y in (0.1, 0.2, 0.5, 1, 2, 4, 6, 10, 15, 30, 60) if bottom <= y <= top]
     sizes = sorted({each.micro_batch for each in [*predicted, *measured]})
     looks = (
-        (predicted, {"label": "predicted", "color": PREDICTED, "marker": "s", "linestyle": "--"}),
+        (predicted, {"label": label, "color": PREDICTED, "marker": "s", "linestyle": "--"}),
         (measured, {"label": "measured", "color": MEASURED, "marker": "o", "linestyle": "-"}),
     )
     with style():
