@@ -45,7 +45,6 @@ class Timeline:
         devices: the devices in use, and all others that ran something.
         seconds: the duration of the block.
         hardware: the modelled hardware, for example "8 x V100-SXM2-16GB"; "" on the wall clock.
-        origin: the start of the block, in seconds of `vgpu.clock`.
     """
 
     def __init__(self):
@@ -62,7 +61,7 @@ class Timeline:
         self._clock = clock_in_force()
         self._state = "recording"
         self._look = None if self.hardware else look()
-        self.origin = clock()
+        self._origin = clock()
         return self
 
     def __exit__(self, kind, error, traceback):
@@ -77,7 +76,7 @@ class Timeline:
             self._state = "done"
             for stop, spans in self._recorders:
                 stop(spans)
-                self._spans += [moved(span, self.origin) for span in spans]
+                self._spans += [_moved(span, self._origin) for span in spans]
             self._spans.sort(key=lambda span: (span.start, span.end))
             if kind is None and clock_in_force() is not self._clock:
                 raise RuntimeError("virtual_gpus has changed the clock within this timeline")
@@ -92,21 +91,6 @@ class Timeline:
             work()
         with cls() as timeline:
             work()
-        return timeline
-
-    @classmethod
-    def from_spans(cls, spans, marks=(), devices=(), start=0.0, end=0.0, hardware=""):
-        """Return a timeline of spans and phases that are known already.
-
-        Args:
-            spans, marks, devices, hardware: its attributes; times count from `start`.
-            start, end: of its block, in seconds of `vgpu.clock`.
-        """
-        timeline = cls()
-        timeline._spans = sorted(spans, key=lambda span: (span.start, span.end))
-        timeline._marks, timeline._devices = list(marks), list(devices)
-        timeline.origin, timeline._end = start, end
-        timeline.hardware, timeline._state = hardware, "done"
         return timeline
 
     def __getstate__(self):
@@ -139,7 +123,7 @@ class Timeline:
     @property
     def seconds(self):
         self._recorded()
-        return self._end - self.origin
+        return self._end - self._origin
 
     @contextlib.contextmanager
     def mark(self, name):
@@ -150,11 +134,11 @@ class Timeline:
         """
         if self._state != "recording":
             raise RuntimeError(f"the timeline is {self._state}: mark phases in its with block")
-        start = clock() - self.origin
+        start = clock() - self._origin
         try:
             yield
         finally:
-            self._marks.append(Mark(name, start, clock() - self.origin))
+            self._marks.append(Mark(name, start, clock() - self._origin))
 
     def select(self, device=None, kind=None, stream=None, engine=None, name=None, mark=None):
         """Return the spans that match all given arguments, sorted by start.
@@ -299,7 +283,7 @@ def _named(span):
     return {field: device and str(device) for field, device in devices.items()}
 
 
-def moved(span, origin):
+def _moved(span, origin):
     """Return a span with times relative to `origin`."""
     issued = None if span.issued is None else span.issued - origin
     return replace(span, start=span.start - origin, end=span.end - origin, issued=issued)
