@@ -94,11 +94,16 @@ class Timeline:
         return timeline
 
     def __getstate__(self):
-        """Return the state to pickle, with devices as strings: another process may lack them."""
+        """Return the state to pickle, with devices as strings: another process may lack them.
+
+        Devices that ran nothing, such as those of other ranks, are left out.
+        """
         self._recorded()
         state = {name: value for name, value in vars(self).items() if name not in _OF_A_PROCESS}
         spans = [replace(span, **_named(span)) for span in self._spans]
-        return state | {"_spans": spans, "_devices": list(map(str, self._devices))}
+        ran = {span.device for span in self._spans}
+        devices = [str(device) for device in self._devices if device in ran]
+        return state | {"_spans": spans, "_devices": devices}
 
     def _recorded(self):
         """Raise RuntimeError unless the block has ended."""

@@ -84,7 +84,7 @@ def test_a_step_is_recorded_with_its_phases_and_every_bucket_on_the_link(ranks):
         assert sent(timeline) == [
             span for span in timeline.select(mark="backward") if span.name == "all_reduce"
         ]
-        assert {span.device for span in timeline.spans} == {f"vgpu:{rank}"}
+        assert {span.device for span in timeline.spans} == {*timeline.devices} == {f"vgpu:{rank}"}
         # The link carries one bucket after the other, in no less than their bytes take.
         last, first = (LINK.seconds(num_bytes) for num_bytes in (LAST, FIRST))
         assert sent(timeline)[1].end - sent(timeline)[0].start >= last + first
