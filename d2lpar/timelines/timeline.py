@@ -45,7 +45,6 @@ class Timeline:
         devices: the devices in use, and all others that ran something.
         seconds: the duration of the block.
         hardware: the modelled hardware, for example "8 x V100-SXM2-16GB"; "" on the wall clock.
-        origin: the start of the block, in seconds of `vgpu.clock`.
     """
 
     def __init__(self):
@@ -62,7 +61,7 @@ class Timeline:
         self._clock = clock_in_force()
         self._state = "recording"
         self._others = None if self.hardware else read_cpu_times()  # CPU times at the start
-        self.origin = clock()
+        self._origin = clock()
         return self
 
     def __exit__(self, kind, error, traceback):
@@ -77,7 +76,7 @@ class Timeline:
             self._state = "done"
             for stop, spans in self._recorders:
                 stop(spans)
-                self._spans += [shifted(span, self.origin) for span in spans]
+                self._spans += [_shifted(span, self._origin) for span in spans]
             self._spans.sort(key=lambda span: (span.start, span.end))
             if kind is None and clock_in_force() is not self._clock:
                 raise RuntimeError("virtual_gpus has changed the clock within this timeline")
@@ -94,27 +93,17 @@ class Timeline:
             work()
         return timeline
 
-    @classmethod
-    def from_spans(cls, spans, marks=(), devices=(), start=0.0, end=0.0, hardware=""):
-        """Return a timeline of given spans and phases.
-
-        Args:
-            spans, marks, devices, hardware: its attributes; times count from `start`.
-            start, end: of its block, in seconds of `vgpu.clock`.
-        """
-        timeline = cls()
-        timeline._spans = sorted(spans, key=lambda span: (span.start, span.end))
-        timeline._marks, timeline._devices = list(marks), list(devices)
-        timeline.origin, timeline._end = start, end
-        timeline.hardware, timeline._state = hardware, "done"
-        return timeline
-
     def __getstate__(self):
-        """Return the state to pickle, with devices as strings: another process may lack them."""
+        """Return the state to pickle, with devices as strings: another process may lack them.
+
+        Devices that ran nothing, such as those of other ranks, are left out.
+        """
         self._recorded()
         state = {name: value for name, value in vars(self).items() if name not in _OF_A_PROCESS}
         spans = [replace(span, **_named(span)) for span in self._spans]
-        return state | {"_spans": spans, "_devices": list(map(str, self._devices))}
+        ran = {span.device for span in self._spans}
+        devices = [str(device) for device in self._devices if device in ran]
+        return state | {"_spans": spans, "_devices": devices}
 
     def _recorded(self):
         """Raise RuntimeError unless the block has ended."""
@@ -139,7 +128,7 @@ class Timeline:
     @property
     def seconds(self):
         self._recorded()
-        return self._end - self.origin
+        return self._end - self._origin
 
     @contextlib.contextmanager
     def mark(self, name):
@@ -150,11 +139,11 @@ class Timeline:
         """
         if self._state != "recording":
             raise RuntimeError(f"the timeline is {self._state}: mark phases in its with block")
-        start = clock() - self.origin
+        start = clock() - self._origin
         try:
             yield
         finally:
-            self._marks.append(Phase(name, start, clock() - self.origin))
+            self._marks.append(Phase(name, start, clock() - self._origin))
 
     def select(self, device=None, kind=None, stream=None, engine=None, name=None, mark=None):
         """Return the spans that match all given arguments, sorted by start.
@@ -300,7 +289,7 @@ def _named(span):
     return {field: device and str(device) for field, device in devices.items()}
 
 
-def shifted(span, origin):
+def _shifted(span, origin):
     """Return a span with times relative to `origin`."""
     issued = None if span.issued is None else span.issued - origin
     return replace(span, start=span.start - origin, end=span.end - origin, issued=issued)

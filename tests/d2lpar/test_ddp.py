@@ -12,9 +12,9 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  makes the
 from waiting import wait_until
 
 import d2lpar
-from d2lpar import Phase, Timeline
+from d2lpar import Timeline
 from d2lpar.chapters import distributed_data_parallel as ddp
-from vgpu import Link, Span
+from vgpu import Link
 from vgpu.distributed.collective_bytes import CollectiveBytes
 
 CAP = 0.001  # MiB: a bucket for each layer of the classifier
@@ -83,7 +83,7 @@ def test_a_step_is_recorded_with_its_phases_and_every_bucket_on_the_link(ranks):
         assert sent(timeline) == [
             span for span in timeline.select(mark="backward") if span.name == "all_reduce"
         ]
-        assert {span.device for span in timeline.spans} == {f"vgpu:{rank}"}
+        assert {span.device for span in timeline.spans} == {*timeline.devices} == {f"vgpu:{rank}"}
         # The link carries one bucket after the other, in no less than their bytes take.
         last, first = (LINK.seconds(num_bytes) for num_bytes in (LAST, FIRST))
         assert sent(timeline)[1].end - sent(timeline)[0].start >= last + first
@@ -102,66 +102,6 @@ def test_a_bucket_is_sent_while_the_backward_pass_goes_on(ranks):
         ]
         assert "aten.threshold_backward" in [span.name for span in between]
         assert min(span.start for span in between) < last.end  # they do not wait for it
-
-
-def test_merged_ranks_share_one_clock(ranks):
-    each = [results["step"][0] for results in ranks]
-    merged = ddp.merged_timeline(each)
-    assert merged.devices == ["vgpu:0", "vgpu:1"]
-    assert [mark.name for mark in merged.marks] == [
-        f"rank {rank} {phase}" for rank in (0, 1) for phase in ("forward", "backward")
-    ]
-    for rank, own in enumerate(each):
-        ran, ran_there = (one.select(f"vgpu:{rank}", "kernel") for one in (own, merged))
-        assert [span.name for span in ran] == [span.name for span in ran_there]
-        assert own.busy(f"vgpu:{rank}") == pytest.approx(merged.busy(f"vgpu:{rank}"))
-        phase = merged.select(f"vgpu:{rank}", "collective", mark=f"rank {rank} backward")
-        assert phase == sent(merged, f"vgpu:{rank}")
-    # A sum begins when both ranks are ready: so those of two ranks overlap, to their ends.
-    for here, there in zip(sent(merged, "vgpu:0"), sent(merged, "vgpu:1"), strict=True):
-        assert merged.overlap([here], [there]) > 0
-    assert merged.seconds >= max(own.seconds for own in each)
-    labels = [label.get_text() for label in merged.plot().axes[0].get_yticklabels()]
-    assert [label for label in labels if "collectives" in label] == [
-        "vgpu:0 collectives",
-        "vgpu:1 collectives",
-    ]
-
-
-def test_waiting_for_other_ranks_is_apart_from_sending():
-    timelines = []
-    for rank, ready in enumerate((1.0, 3.0)):
-        gpu = torch.device("cuda", rank)
-        spans = [
-            Span("k", "kernel", gpu, 0, "compute", 0.0, ready),
-            Span("sum", "collective", gpu, 1, "collectives", ready, 5.0, num_bytes=8),
-            Span("sum", "collective", gpu, 1, "collectives", 5.0, 6.0, num_bytes=8),
-        ]
-        marks = [Phase("backward", 0.0, 0.5)] if rank == 0 else []
-        timelines.append(Timeline.from_spans(spans, marks, [gpu], start=10.0, end=17.0))
-    merged = ddp.merged_timeline(timelines)
-    assert [mark.name for mark in merged.marks] == ["rank 0 backward"]
-    assert [(s.kind, s.start, s.end, s.num_bytes) for s in merged.select("cuda:0")] == [
-        ("kernel", 0.0, 1.0, 0),
-        ("wait", 1.0, 3.0, 0),
-        ("collective", 3.0, 5.0, 8),
-        ("collective", 5.0, 6.0, 8),
-    ]
-    assert [s.kind for s in merged.select("cuda:1")] == ["kernel", "collective", "collective"]
-    assert len(timelines[0].spans) == 3  # as they were
-
-
-def test_merging_moves_each_rank_by_its_own_start():
-    span = Span("k", "kernel", torch.device("cuda", 0), 0, "compute", 0.5, 1.0, 0.25)
-    marks = [Phase("work", 0.25, 0.5)]
-    both = [Timeline.from_spans([span], marks, start=start, end=start + 2) for start in (5.0, 3.0)]
-    merged = ddp.merged_timeline(both)
-    assert [(s.start, s.end, s.issued) for s in merged.spans] == [(0.5, 1, 0.25), (2.5, 3, 2.25)]
-    assert [tuple(mark) for mark in merged.marks] == [
-        ("rank 0 work", 2.25, 2.5),
-        ("rank 1 work", 0.25, 0.5),
-    ]
-    assert merged.seconds == 4
 
 
 def collectives(device):
