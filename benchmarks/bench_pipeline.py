@@ -26,8 +26,8 @@ def main():
     net = nn.Sequential(*layers)
     X, y = torch.randn(BATCH_SIZE, WIDTH), torch.randint(WIDTH, (BATCH_SIZE,))
     X, y_one, y_two = X.to(devices[0]), y.to(devices[0]), y.to(devices[1])
-    one = pipelines.split_layers(net, [], devices[:1])
-    two = pipelines.split_layers(net, [4], devices)
+    one = pipelines.split_into_stages(net, [], devices[:1])
+    two = pipelines.split_into_stages(net, [4], devices)
     step = pipelines.pipeline_step
     runs = {
         "one": partial(step, one, X, y_one, F.cross_entropy, pipelines.gpipe(1, 1)),

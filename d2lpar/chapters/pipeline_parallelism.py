@@ -1,5 +1,6 @@
 """Chapter 09, pipeline parallelism: stages, micro-batches and schedules."""
 
+import collections
 import copy
 import functools
 import itertools
@@ -20,7 +21,7 @@ class Task(NamedTuple):
     micro_batch: int
 
 
-def split_layers(net, cuts, devices):
+def split_into_stages(net, cuts, devices):
     """Split a network into stages, copied to devices; return a list of `nn.Sequential`.
 
     Args:
@@ -90,7 +91,7 @@ def predict_schedule(schedule, forward, backward, cores=None):
     A task starts once its stage is idle and its input is available. Messages take no time.
 
     Args:
-        schedule: a list of `Task`s for each stage.
+        schedule: a list of `Task`s, or of equal tuples, for each stage.
         forward, backward: seconds of one task, a list with one number per stage.
         cores: number of tasks that run at full speed at a time; more share the cores evenly. By
             default one per stage.
@@ -108,7 +109,8 @@ def predict_schedule(schedule, forward, backward, cores=None):
             )
     seconds = {"forward": forward, "backward": backward}
     cores = len(schedule) if cores is None else cores
-    todo, running, marks = [list(tasks) for tasks in schedule], {}, [[] for _ in schedule]
+    todo = [[Task(*task) for task in tasks] for tasks in schedule]
+    running, marks = {}, [[] for _ in schedule]
     done, now = set(), 0.0
     while any(todo):
         for stage, tasks in enumerate(todo):
@@ -136,6 +138,25 @@ def _inputs(stage, task, num_stages):
         return {(stage - 1, task)} if stage else set()
     forward = Task("forward", task.micro_batch)
     return {(stage, forward), (stage + 1, task)} if stage + 1 < num_stages else {(stage, forward)}
+
+
+def rounds(schedule):
+    """Return the tasks of a schedule round by round: a list of (stage, task) for each round.
+
+    In a round each stage runs at most one task, whose input was made in an earlier round.
+
+    Args:
+        schedule: a list of `Task`s, or of equal tuples, for each stage.
+
+    Raises:
+        ValueError: the schedule deadlocks.
+    """
+    by_start = collections.defaultdict(list)
+    units = [1] * len(schedule)
+    for stage, marks in enumerate(predict_schedule(schedule, units, units)):
+        for mark, task in zip(marks, schedule[stage], strict=True):
+            by_start[mark.start].append((stage, task))
+    return [by_start[start] for start in sorted(by_start)]
 
 
 def bubble_fraction(marks):
@@ -197,11 +218,9 @@ def pipeline_step(stages, X, y, loss, schedule):
         if s:
             send_to(s - 1, ("backward", i), H.grad)
 
-    order = []
-    for s, marks in enumerate(predict_schedule(schedule, [1] * num_stages, [1] * num_stages)):
-        order += [(mark.start, s, task) for mark, task in zip(marks, schedule[s], strict=True)]
-    for _, s, (kind, i) in sorted(order):
-        (forward if kind == "forward" else backward)(s, i)
+    for tasks in rounds(schedule):
+        for s, (kind, i) in tasks:
+            (forward if kind == "forward" else backward)(s, i)
     return sum(losses)
 
 

@@ -11,7 +11,7 @@ from d2lpar.chapters.pipeline_parallelism import (
     one_forward_one_backward,
     pipeline_step,
     predict_schedule,
-    split_layers,
+    split_into_stages,
 )
 from d2lpar.exercises.marks import reference
 from d2lpar.timelines.timeline import Timeline
@@ -30,7 +30,7 @@ def least_micro_batches(k, limit):
 def bytes_of_messages(net, cuts, m):
     """Return the bytes of each message between devices in a step with 64 images."""
     devices = virtual_gpus(len(cuts) + 1, model="v100", values=False)
-    stages = split_layers(net, cuts, devices)
+    stages = split_into_stages(net, cuts, devices)
     X = torch.zeros(64, 1, 28, 28, device=devices[0])
     y = torch.zeros(64, dtype=torch.int64, device=devices[-1])
     schedule = one_forward_one_backward(len(stages), m)

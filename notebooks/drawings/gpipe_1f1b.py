@@ -1,11 +1,10 @@
 """GPipe and 1F1B with four stages and six micro-batches, on one time axis."""
 
-from pen import DEVICES, INK, ON_DEVICES, QUIET, Drawing
+from pen import INK, QUIET, Drawing
 
 K, M, UNIT, ROW, LEFT = 4, 6, 24, 26, 76
 SECONDS = {"forward": 1, "backward": 2}  # units of time
-FILL = {"forward": DEVICES[2], "backward": DEVICES[0]}
-WORDS = {"forward": ON_DEVICES[2], "backward": ON_DEVICES[0]}
+FILL = {"forward": "#cfe0f1", "backward": "#edae49"}  # as in the figures of schedules
 
 
 def draw():
@@ -18,9 +17,7 @@ def draw():
             drawing.text(LEFT - 8, y + ROW / 2, f"stage {s}", anchor="end")
             for (kind, i), start in tasks:
                 width = SECONDS[kind] * UNIT
-                drawing.box(
-                    LEFT + start * UNIT, y, width, ROW - 2, str(i), fill=FILL[kind], ink=WORDS[kind]
-                )
+                drawing.box(LEFT + start * UNIT, y, width, ROW - 2, str(i), fill=FILL[kind])
                 end = max(end, start + SECONDS[kind])
     for start in (0, end):
         drawing.line(LEFT + start * UNIT, 22, LEFT + start * UNIT, 314, dashed=True)
@@ -28,7 +25,7 @@ def draw():
     drawing.text(LEFT + end * UNIT / 2, 338, "time", ink=INK)
     for x, kind in ((96, "forward"), (286, "backward")):
         width = SECONDS[kind] * UNIT
-        drawing.box(x, 354, width, ROW - 2, "*i*", fill=FILL[kind], ink=WORDS[kind])
+        drawing.box(x, 354, width, ROW - 2, "*i*", fill=FILL[kind])
         drawing.text(x + width + 8, 366, f"{kind} pass", anchor="start")
     drawing.text(500, 366, "*i*: number of the micro-batch", anchor="start")
     return drawing

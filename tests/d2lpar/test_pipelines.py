@@ -32,7 +32,7 @@ def batch(b=16):
 
 def even_stages(net, p):
     n = len(net) // p
-    return pipelines.split_layers(net, range(n, len(net), n), d2lpar.virtual_gpus(p))
+    return pipelines.split_into_stages(net, range(n, len(net), n), d2lpar.virtual_gpus(p))
 
 
 def kinds(schedule):
@@ -80,6 +80,15 @@ def test_predicted_marks_wait_for_inputs_and_share_cores():
     shared = pipelines.predict_schedule(schedule, [1.0, 1.0], [1.0, 1.0], cores=1)
     assert shared[0][1] == ("forward 1", 1, 3) and shared[1][0] == ("forward 0", 1, 3)
     assert max(mark.end for stage in shared for mark in stage) == pytest.approx(8)
+
+
+def test_rounds_have_one_task_of_a_stage_whose_input_is_of_an_earlier_round():
+    """A task that runs in the round of its input would use what has not been sent yet."""
+    tuples = [[tuple(task) for task in tasks] for tasks in one_forward_one_backward(2, 2)]
+    shown = [
+        " ".join(f"{s}{kind[0]}{i}" for s, (kind, i) in row) for row in pipelines.rounds(tuples)
+    ]
+    assert shown == ["0f0", "0f1 1f0", "1b0", "0b0 1f1", "1b1", "0b1"]
 
 
 @pytest.mark.parametrize("make", SCHEDULES)
@@ -162,7 +171,7 @@ def test_stages_may_lie_on_the_cpu(names):
     net, (X, y) = network(4).double(), batch()
     X = X.double()
     F.cross_entropy(net(X), y).backward()
-    stages = pipelines.split_layers(net, [2], names)
+    stages = pipelines.split_into_stages(net, [2], names)
     pipeline_step(stages, X, y, F.cross_entropy, gpipe(2, 3))
     params = [param for stage in stages for param in stage.parameters()]
     for param, whole in zip(params, net.parameters(), strict=True):
@@ -171,26 +180,26 @@ def test_stages_may_lie_on_the_cpu(names):
 
 def test_stages_are_copies_on_their_devices():
     net, devices = network(4), d2lpar.virtual_gpus(2)
-    stages = pipelines.split_layers(net, [3], devices)
+    stages = pipelines.split_into_stages(net, [3], devices)
     assert [len(stage) for stage in stages] == [3, 1]
     for stage, device in zip(stages, devices, strict=True):
         assert {param.device for param in stage.parameters()} == {device}
     assert {param.device.type for param in net.parameters()} == {"cpu"}
     with torch.no_grad():
-        pipelines.split_layers(net, [], ["cpu"])[0][0][0].weight.zero_()
+        pipelines.split_into_stages(net, [], ["cpu"])[0][0][0].weight.zero_()
     assert net[0][0].weight.any()
 
 
 @pytest.mark.parametrize("cuts", [[], [0], [4], [2, 3], [3, 2]])
 def test_cuts_that_do_not_fit(cuts):
     with pytest.raises(ValueError, match=f"must split 4 layers .*: got {re.escape(str(cuts))}"):
-        pipelines.split_layers(network(4), cuts, ["cpu", "cpu"])
+        pipelines.split_into_stages(network(4), cuts, ["cpu", "cpu"])
 
 
 def test_a_stage_needs_parameters():
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Tanh())
     with pytest.raises(ValueError, match="must have parameters: layers 1 to 2 have none"):
-        pipelines.split_layers(net, [1], ["cpu"] * 2)
+        pipelines.split_into_stages(net, [1], ["cpu"] * 2)
 
 
 @pytest.mark.parametrize("make", SCHEDULES)
@@ -213,7 +222,7 @@ STUCK = [[Task("backward", 0), Task("forward", 0)], gpipe(2, 1)[1]]
     ],
 )
 def test_schedules_that_do_not_fit(schedule, num_labels, text):
-    stages = pipelines.split_layers(network(4), [2], ["cpu", "cpu"])
+    stages = pipelines.split_into_stages(network(4), [2], ["cpu", "cpu"])
     X, y = batch()
     with pytest.raises(ValueError, match=text):
         pipeline_step(stages, X, y[:num_labels], F.cross_entropy, schedule)

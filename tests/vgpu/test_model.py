@@ -21,7 +21,7 @@ from d2lpar.chapters.pipeline_parallelism import (
     one_forward_one_backward,
     pipeline_step,
     predict_schedule,
-    split_layers,
+    split_into_stages,
 )
 from d2lpar.chapters.scaling.costs import allreduce_seconds
 from d2lpar.chapters.tensor_parallelism import copied, summed
@@ -359,7 +359,7 @@ def sums(devices):
 
 def pipeline(devices):
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    stages = split_layers(net, [2], devices)
+    stages = split_into_stages(net, [2], devices)
     X, y = torch.rand(8, 4), torch.arange(8) % 3
     loss = pipeline_step(stages, X, y, F.cross_entropy, gpipe(2, 4))
     return [loss, *(p.grad for stage in stages for p in stage.parameters())]

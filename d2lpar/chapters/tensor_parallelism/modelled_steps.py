@@ -7,7 +7,7 @@ import torch
 from d2lpar.chapters.pipeline_parallelism import (
     one_forward_one_backward,
     pipeline_step,
-    split_layers,
+    split_into_stages,
 )
 from d2lpar.timelines.timeline import Timeline
 from vgpu import equal_ranks, virtual_gpus
@@ -58,7 +58,7 @@ def record_pipeline_step(net_on: Callable, shape, k, num_micro_batches, peer_lin
     """
     gpus = _h100s(k, peer_link)
     net = net_on(gpus[0])
-    stages = split_layers(net, range(len(net) // k, len(net), len(net) // k), gpus)
+    stages = split_into_stages(net, range(len(net) // k, len(net), len(net) // k), gpus)
     X = torch.zeros(shape, dtype=torch.bfloat16, device=gpus[0])
     labels = torch.zeros(len(X), device=gpus[-1])
     schedule = one_forward_one_backward(k, num_micro_batches)
