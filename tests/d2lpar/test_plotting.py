@@ -9,7 +9,7 @@ from matplotlib import colors
 
 from d2lpar.chapters.planning_a_training_run.layouts import Layout
 from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
-from d2lpar.chapters.scaling.plots import plot_points, plot_runs
+from d2lpar.chapters.scaling.plots import plot_runs
 from d2lpar.plotting import charts, figures
 from d2lpar.plotting.charts import plot_bars, plot_curves
 from d2lpar.plotting.progress import progress
@@ -240,27 +240,15 @@ def test_curves():
         plot_curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
 
 
-def test_points_have_their_names_beside_them():
-    [axes] = plot_points({"A": (1, 2), "B": (20, 1)}, "x", "y").axes
-    assert {text.get_text(): text.xy for text in axes.texts} == {"A": (1, 2), "B": (20, 1)}
-    assert [list(line.get_xdata()) for line in axes.lines] == [[1, 20]]
-    assert axes.get_ylim()[0] == 0
-
-
-def test_runs_without_a_result_are_counted_and_not_drawn():
-    inf = float("inf")
-    runs = {("plain", 8): [40, 50], ("plain", 16): [30, inf, inf], ("warm", 16): [20, 22, inf]}
+def test_runs_are_drawn_with_their_medians_and_a_curve():
+    runs = {("plain", 8): [40, 50], ("plain", 16): [30], ("scaled", 16): [20, 22, 60]}
     [axes] = plot_runs(runs, "batch", "steps", [45, 25]).axes
     formula, *points = axes.lines
     assert list(formula.get_xdata()) == [8, 16] and list(formula.get_ydata()) == [45, 25]
-    assert [list(line.get_ydata()) for line in points] == [[40, 50], [30], [20, 22]]
-    assert [text.get_text() for text in axes.texts] == ["2 of 3", "1 of 3"]
-    medians = [bar.get_offsets()[0, 1] for bar in axes.collections]  # none for "plain", 16
-    assert medians == [45, 22]
-    assert "not\nreached" in [label.get_text() for label in axes.get_yticklabels()]
-    assert axes.texts[0].get_position()[1] < axes.get_ylim()[1]
-    [reached] = plot_runs({("plain", 8): [40]}, "batch", "steps", [45]).axes
-    assert not reached.texts
+    assert [list(line.get_ydata()) for line in points] == [[40, 50], [30], [20, 22, 60]]
+    assert [bar.get_offsets()[0, 1] for bar in axes.collections] == [45, 30, 22]
+    [plain, scaled] = points[1:]
+    assert plain.get_xdata()[0] != scaled.get_xdata()[0]  # side by side
     with pytest.raises(ValueError, match="curve must have 2 values, one per x: got 1"):
         plot_runs(runs, "batch", "steps", [45])
 

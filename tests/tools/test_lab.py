@@ -123,7 +123,7 @@ from d2lpar.parallel.pipelines import (
 )
 from d2lpar.parallel.sharded_layers import copied, split_cross_entropy, summed
 from d2lpar.parallel.side_streams import receive, send
-from d2lpar.plotting.charts import plot_curves, plot_layouts, plot_points, plot_runs
+from d2lpar.plotting.charts import plot_curves, plot_layouts, plot_runs
 from d2lpar.processes.collective_bytes import CollectiveBytes
 from d2lpar.processes.ddp import batch_of_rank, device_of_rank
 from d2lpar.servers.ad_clicks import AdClicks

@@ -33,7 +33,6 @@ MODULES = {  # old name of a module: new home of its names
 NAMES = {  # names that have moved to another module: new home
     "Span": "vgpu",
     "plot_layouts": f"{_CHAPTERS}.planning_a_training_run",
-    "plot_points": f"{_CHAPTERS}.scaling",
     "plot_runs": f"{_CHAPTERS}.scaling",
     "resnet_body": f"{_CHAPTERS}.fine_tuning",
 }

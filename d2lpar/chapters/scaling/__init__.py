@@ -2,18 +2,17 @@
 
 costs      seconds of an allreduce
 workloads  BERT, a small convolutional network
-plots      figures
+plots      a figure
 """
 
 from d2lpar.chapters.scaling.costs import allreduce_seconds, two_level_seconds
-from d2lpar.chapters.scaling.plots import plot_points, plot_runs
+from d2lpar.chapters.scaling.plots import plot_runs
 from d2lpar.chapters.scaling.workloads import Bert, convnet
 
 __all__ = [
     "Bert",
     "allreduce_seconds",
     "convnet",
-    "plot_points",
     "plot_runs",
     "two_level_seconds",
 ]
