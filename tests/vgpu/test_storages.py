@@ -22,6 +22,8 @@ from vgpu.runtime import registry
 
 MIB = 2**20
 
+pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
+
 
 @pytest.fixture
 def device():

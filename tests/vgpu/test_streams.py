@@ -449,6 +449,12 @@ def test_set_stream_makes_its_device_the_current_one(devices):
         torch.vgpu.set_stream(torch.vgpu.default_stream(0))
 
 
+def test_streams_in_use_have_numbers_of_their_own(devices):
+    first, second = (torch.vgpu.Stream(devices[0]) for _ in range(2))
+    del first
+    assert torch.vgpu.Stream(devices[0]).stream_id != second.stream_id
+
+
 def test_a_negative_device_is_refused(devices):
     for function in (torch.vgpu.synchronize, torch.vgpu.Stream, torch.vgpu.set_device):
         with pytest.raises(RuntimeError, match="invalid device ordinal"):

@@ -17,6 +17,7 @@ from gates import (
     LateClock,
     in_threads,
     named,
+    only_here,
     overlap,
     recorded,
     run_what_can,
@@ -33,7 +34,7 @@ from vgpu.runtime.scheduler import Op
 
 MIB = 2**20
 
-pytestmark = pytest.mark.usefixtures("devices")
+pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
 
 
 # -- launches return at once
@@ -339,6 +340,7 @@ def test_elapsed_time_is_what_the_stream_slept(devices, monkeypatch):
         start.elapsed_time(torch.vgpu.Event(enable_timing=True))
 
 
+@only_here
 def test_current_stream_and_device_are_restored(devices):
     default = torch.vgpu.default_stream(devices[1])
     side = torch.vgpu.Stream(devices[1])
@@ -511,6 +513,7 @@ def test_reconfiguring_does_not_swallow_an_asynchronous_error(devices):
         virtual_gpus(2)
 
 
+@only_here
 def test_an_error_that_is_kept_does_not_keep_what_its_kernel_used(devices):
     used = []
 
@@ -910,6 +913,7 @@ def test_a_process_does_not_wait_for_what_is_queued_when_it_ends():
 # -- recordings
 
 
+@only_here
 def test_a_recording_tells_what_ran_where_and_when(devices):
     x = torch.rand(10, 10, device=devices[1])
     side = torch.vgpu.Stream(devices[1])
