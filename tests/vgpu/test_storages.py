@@ -14,7 +14,7 @@ import time
 import numpy
 import pytest
 import torch
-from gates import Gate
+from gates import Gate, only_here
 
 import d2lpar
 from vgpu import virtual_gpus
@@ -184,6 +184,7 @@ def outcome(make, x, layout):
         (set_, 1000),
     ],
 )
+@only_here
 def test_no_view_reaches_past_its_storage(device, make, times):
     """Shapes, strides and offsets are drawn by chance, and many are wrong: as on the CPU."""
     draw, refused = random.Random(0), 0

@@ -839,6 +839,7 @@ print("parent", (x + 1).tolist())
 """
 
 
+@only_here
 def test_a_forked_child_gets_an_error_and_a_data_loader_works():
     refused = "Cannot re-initialize vgpu in forked subprocess"
     result = fresh.run(FORK, fresh.SET_UP)
@@ -883,6 +884,7 @@ print((x + host.to(a)).tolist())
 """
 
 
+@only_here
 def test_a_fork_while_an_engine_starts():
     result = fresh.run(FORK_WHILE_AN_ENGINE_STARTS, fresh.SET_UP)
     assert result.stdout.splitlines() == ["7", "[2.0, 2.0, 2.0]"], result.stderr
@@ -905,6 +907,7 @@ raise SystemExit  # the whole of an end, modules and all
 """
 
 
+@only_here
 def test_a_process_does_not_wait_for_what_is_queued_when_it_ends():
     result = fresh.run(END, fresh.SET_UP)
     assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr
@@ -1082,6 +1085,7 @@ print(*seen, torch.vgpu.is_initialized())
 
 @pytest.mark.parametrize("model", [None, "v100"])
 @pytest.mark.parametrize("use", ["torch.vgpu.set_device(1)", "torch.ones(1, device=a).cpu()"])
+@only_here
 def test_a_process_is_initialized_when_it_has_chosen_a_device_or_used_one(use, model):
     ran = fresh.run(INITIALIZED.format(use=use, model=model), fresh.SET_UP)
     assert ran.stdout.split() == ["True", "2", "False", "True"], ran.stderr
