@@ -350,6 +350,28 @@ def test_objects_travel(rank, device, group):
 # -- messages
 
 
+@in_group(2)
+def test_the_work_of_coalesced_messages_waits_for_each_of_them(rank, device, group):
+    sent, received = numbers(rank, 3).to(device), torch.zeros(3, device=device)
+    if rank == 0:
+        with dist._coalescing_manager(group=group, device=device, async_ops=True) as work:
+            dist.irecv(received, 1, group=group)
+            dist.isend(sent, 1, group=group)
+        work.wait()
+        hear("rank 1 has received")
+        for _ in range(30):  # in which a stream that waits for the last only would go on
+            assert not torch.vgpu.current_stream().query()
+            time.sleep(0.01)
+        tell("rank 0 waits")
+    else:
+        dist.recv(received, 0, group=group)
+        assert_same(received, numbers(0, 3))
+        tell("rank 1 has received")
+        hear("rank 0 waits")
+        dist.send(sent, 0, group=group)
+    assert_same(received, numbers(1 - rank, 3))
+
+
 @in_groups(2, 3)
 def test_messages_go_around_a_ring(rank, device, group):
     k = dist.get_world_size()
