@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,16 @@ def devices():
 @pytest.fixture
 def device(devices):
     return devices[1]
+
+
+@pytest.fixture(params=["here", "elsewhere"])
+def here_and_elsewhere(request, devices):
+    """Run a test as usual, and in another thread on side streams: see `gates.elsewhere`."""
+    if request.param == "elsewhere":
+        from gates import elsewhere
+
+        function = request.node.obj
+        request.node.obj = lambda **fixtures: elsewhere(partial(function, **fixtures))
 
 
 @pytest.fixture(scope="module")

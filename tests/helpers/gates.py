@@ -5,6 +5,9 @@ import sys
 import threading
 import time
 
+import pytest
+import torch
+
 import d2lpar
 from vgpu import start_recording, stop_recording
 from vgpu.distributed import process_group
@@ -240,3 +243,26 @@ def in_threads(functions):
     with contextlib.ExitStack() as stack:
         for function in functions:
             stack.enter_context(in_thread(function))
+
+
+# For a test that cannot run `elsewhere`
+only_here = pytest.mark.parametrize("here_and_elsewhere", ["here"], indirect=True)
+
+
+def elsewhere(function):
+    """Call a function in another thread, whose current streams are no default streams.
+
+    Raise here what it raised, and if something has run on a default stream.
+    """
+    devices = registry.devices_in_use()
+
+    def run():
+        for device in reversed(devices):
+            torch.vgpu.set_stream(torch.vgpu.Stream(device))
+        function()
+
+    with recorded() as spans:
+        in_threads([run])
+    on_gpus = (span for span in spans if span.device in devices and span.kind != "wait")
+    misplaced = {span.name for span in on_gpus if not span.stream}
+    assert not misplaced, misplaced

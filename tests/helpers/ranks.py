@@ -6,6 +6,7 @@ To start the processes takes a second or two; a test in them takes milliseconds.
 import contextlib
 import faulthandler
 import functools
+import inspect
 import itertools
 import multiprocessing
 import os
@@ -21,11 +22,13 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from gates import elsewhere
 
 from vgpu import virtual_gpus
 
 LIMIT = 60  # seconds for one test
 SETTLE = 3  # seconds for the other ranks, once one has failed
+SORTS_ON_REQUEST = "sort_ranks" in inspect.signature(dist.new_group).parameters
 PATIENCE = 20  # seconds that a collective waits, unless a test says otherwise
 _jobs = {}  # number of ranks -> Job
 _numbers = itertools.count()
@@ -156,6 +159,28 @@ def in_group(*sizes, **figures):
     return decorate
 
 
+def in_groups(*sizes):
+    """Let a test run as `in_group` does, and once more `elsewhere`, with the ranks reversed."""
+
+    def decorate(function):
+        def in_rank(is_reversed):
+            if is_reversed:
+                virtual_gpus(dist.get_world_size())
+                elsewhere(lambda: function(*set_up(is_reversed=True)))
+            else:
+                function(*set_up())
+
+        @functools.wraps(function)
+        def test(size, is_reversed):
+            job_of(size).run(in_rank, is_reversed)
+
+        del test.__wrapped__
+        orders = pytest.mark.parametrize("is_reversed", [False, True], ids=["in_order", "reversed"])
+        return orders(pytest.mark.parametrize("size", sizes)(test))
+
+    return decorate
+
+
 # -- in a rank
 
 
@@ -210,16 +235,22 @@ def everywhere(value):
 
 
 def a_group(ranks=None, timeout=PATIENCE, backend="vccl"):
-    """Return a new group of some ranks, by default all, whose tensors are on virtual GPUs."""
-    return dist.new_group(ranks, timedelta(seconds=timeout), backend)
+    """Return a new group of some ranks, by default all, whose tensors are on virtual GPUs.
+
+    Its ranks are numbered in their order here; torch 2.11 sorts them.
+    """
+    options = {"sort_ranks": False} if SORTS_ON_REQUEST else {}
+    return dist.new_group(ranks, timedelta(seconds=timeout), backend, **options)
 
 
-def set_up(timeout=PATIENCE, make=virtual_gpus, backend="vccl", **figures):
-    """Return this rank's number, its virtual GPU and a group of all ranks."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+def set_up(timeout=PATIENCE, make=virtual_gpus, backend="vccl", is_reversed=False, **figures):
+    """Return this rank's number in a group of all ranks, its virtual GPU and the group."""
+    size = dist.get_world_size()
     devices = make(size, **figures)
+    group = a_group([*range(size)][::-1] if is_reversed else None, timeout, backend)
+    rank = dist.get_rank(group)
     torch.vgpu.set_device(rank)
-    return rank, devices[rank], a_group(timeout=timeout, backend=backend)
+    return rank, devices[rank], group
 
 
 def failure_of(function):

@@ -86,6 +86,7 @@ CASES = {
 }
 
 
+@pytest.mark.usefixtures("here_and_elsewhere")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_the_cpus(device, case, dtype):

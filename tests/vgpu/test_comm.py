@@ -12,6 +12,8 @@ from vgpu.operators import comm
 
 SHAPES = [(3, 4), (), (5,), (2, 1, 3)]
 
+pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
+
 
 @pytest.fixture
 def devices():

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from gates import only_here
 from torch import nn
 from torch.nn import functional as F
 
@@ -15,7 +16,7 @@ from vgpu import virtual_gpus
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.usefixtures("devices")
+pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
 
 
 def close(got, wanted, **tolerance):
@@ -110,6 +111,7 @@ def test_a_failed_kernel_of_a_replica_is_no_silent_garbage(devices):
         torch.vgpu.synchronize(1)
 
 
+@only_here  # the threads of `parallel_apply` are given the current stream of one device
 def test_parallel_functions(devices):
     from torch.nn.parallel import gather, parallel_apply, replicate, scatter
 

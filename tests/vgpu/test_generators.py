@@ -13,7 +13,7 @@ from vgpu.tensors import generators
 # A seed, and the numbers of SplitMix64 that follow it: https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
 SEEDS = 1234567, 6457827717110365317, 3203168211198807973, 9817491932198370423
 
-pytestmark = pytest.mark.usefixtures("devices")
+pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
 
 
 DRAWS = {

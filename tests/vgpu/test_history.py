@@ -141,9 +141,12 @@ def test_memory_that_a_stream_holds_and_memory_that_there_is_not():
     side, x = torch.vgpu.Stream(gpu), torch.empty(2**20, device=gpu)
     with side:
         torch.vgpu._sleep(1)
+        y = torch.empty(3, device=gpu)
     x.record_stream(side)
     del x
     seen = history.snapshot()
+    streams = {e["size"]: e["stream"] for e in seen["device_traces"][0] if e["action"] == "alloc"}
+    assert streams == {2**22: 0, y.nbytes: side.stream_id}
     (block,) = [b for s in seen["segments"] for b in s["blocks"] if b["requested_size"] == 2**22]
     assert block["state"] == "active_pending_free"
     assert seen["device_traces"][0][-1]["action"] == "free_requested"
@@ -154,7 +157,8 @@ def test_memory_that_a_stream_holds_and_memory_that_there_is_not():
     assert sum(entry["action"] == "free_requested" for entry in before) == 1
     assert (completed["action"], completed["size"]) == ("free_completed", 2**22)
     assert (failed["action"], failed["size"]) == ("oom", 2**42)
-    assert failed["device_free"] == registry.devices[0].memory.limit and "addr" not in failed
+    free = registry.devices[0].memory.limit - y.nbytes
+    assert failed["device_free"] == free and "addr" not in failed
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import dis
 import functools
 import gc
 import importlib
+import itertools
 import os
 import re
 import signal
@@ -596,6 +597,18 @@ def interrupted(call, number):
     where = interrupter.where
     assert came == (where is not None), f"the interrupt at {where} was lost"
     return where
+
+
+def test_an_interrupt_while_a_block_ends_does_not_keep_it_entered(devices):
+    side, where = torch.vgpu.Stream(devices[1]), ""
+    for number in itertools.count(1):  # 0 is the beginning of `leave`
+        side.__enter__()
+        where = interrupted(threads.leave, number)
+        assert not threads.thread.entered, where
+        assert torch.vgpu.current_stream(devices[1]) != side and torch.vgpu.current_device() == 0
+        if where is None:
+            break
+    assert number > 4
 
 
 def settle(devices):

@@ -9,7 +9,7 @@ import weakref
 import numpy
 import pytest
 import torch
-from gates import Gate, in_threads
+from gates import Gate, in_threads, only_here
 
 from d2lpar import SavedBytes
 from vgpu import virtual_gpus
@@ -20,7 +20,7 @@ from vgpu.runtime.streams import StreamQueue
 
 MIB = 2**20
 
-pytestmark = pytest.mark.usefixtures("devices")
+pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
 
 
 def used(device):
@@ -381,6 +381,7 @@ def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypat
     assert active() == before
 
 
+@only_here
 def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):
     found = registry.find(devices[0])
     x, errors = torch.ones(3, device=devices[1]), []
@@ -398,6 +399,7 @@ def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):
     torch.vgpu.synchronize(devices[1])
 
 
+@only_here
 def test_a_destructor_that_waits_for_room_in_the_thread_of_an_engine_is_refused(
     devices, monkeypatch
 ):

@@ -304,6 +304,17 @@ def test_a_thread_begins_at_the_clock_of_its_starter_and_hands_its_own_back():
     assert clock() == 9
 
 
+def test_a_join_that_gives_up_takes_no_time():
+    fixed_gpus(1)
+    late, go = threading.Event(), threading.Event()
+    with in_thread(lambda: (host_takes(100), late.set(), go.wait(30))) as thread:
+        assert late.wait(30)
+        thread.join(0.0)
+        assert clock() == 0
+        go.set()
+    assert clock() == 100
+
+
 @pytest.mark.parametrize(
     "work",
     [

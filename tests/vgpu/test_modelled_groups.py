@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from datetime import timedelta
 from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, answer_challenge, deliver_challenge
@@ -872,6 +873,14 @@ def equals(k, **figures):
     return device, equal_ranks(k)
 
 
+def test_a_wait_with_a_timeout_counts_from_its_call():
+    device, block = equals(2, launch=1.0)
+    with block:
+        work = dist.all_reduce(torch.ones(3, device=device), async_op=True)  # from 2 to 14 s
+        host_takes(8)
+        assert work.wait(timedelta(seconds=6)) and clock() == 14
+
+
 def collectives_of_equal_inputs(device, group=None):
     """Return what each collective gives a rank whose inputs are those of all others."""
     k, found = dist.get_world_size(group), []
@@ -1076,6 +1085,18 @@ def test_the_keeper_listens_where_the_ranks_are_only(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert timekeeper.own_address() == "127.0.0.1"
+
+
+def test_who_comes_later_does_not_prolong_the_wait_for_who_never_comes(keeper, monkeypatch):
+    now = [0.0]
+    clocks = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    monkeypatch.setattr(timekeeper, "time", clocks)
+    for number in (0, 1):
+        post(keeper, number, "a", (0, 1, 2), 1.0)
+        keeper.receive(number, "ask", 5.0, 0)
+        now[0] += 600  # of the 1000 that a rank waits
+    wait_until(lambda: keeper.ranks[0].connection.messages, 10)
+    assert "rank 2 did not join" in heard(keeper, 0)[0][-1]
 
 
 def test_an_idle_rank_holds_up_nobody_before_the_first_time_asked_for(keeper):

@@ -57,6 +57,7 @@ def test_ranges_of_all_kinds_are_in_the_trace_and_count_as_no_work(tmp_path):
         x + 1
         nvtx.range_end(number)
         x + 1
+        nvtx.range_end(number)  # it has ended
         nvtx.range_end(other)
         thread = threading.Thread(target=step, name="worker")
         thread.start()

@@ -19,6 +19,8 @@ from torch.nn.utils import parameters_to_vector, parametrizations, vector_to_par
 
 from vgpu import virtual_gpus
 
+pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
+
 
 @pytest.fixture(params=[{}, {"model": "v100", "values": False}], ids=["wall", "no values"])
 def clocks(request):

@@ -11,7 +11,7 @@ from vgpu import virtual_gpus
 from vgpu.operators import issuing, plans
 from vgpu.tensors import cells
 
-pytestmark = pytest.mark.usefixtures("devices")
+pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
 
 
 @pytest.fixture(scope="module")

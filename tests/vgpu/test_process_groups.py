@@ -23,6 +23,7 @@ from ranks import (
     failure_of,
     hear,
     in_group,
+    in_groups,
     in_ranks,
     job_of,
     set_up,
@@ -76,10 +77,10 @@ def assert_same(actual, expected):
     torch.testing.assert_close(actual.cpu(), expected, check_device=False)
 
 
-def as_on_gloo(call):
-    """Assert that `call(device, group)` returns the same tensors as on CPU tensors with gloo."""
-    rank, device, group = set_up()
-    expected = call(rank, torch.device("cpu"), dist.group.WORLD)
+def as_on_gloo(call, rank, device, group):
+    """Assert that `call` returns the same tensors as on CPU tensors with gloo."""
+    gloo = a_group(dist.get_process_group_ranks(group), backend="gloo")
+    expected = call(rank, torch.device("cpu"), gloo)
     actual = call(rank, device, group)
     assert len(actual) == len(expected)
     for ours, theirs in zip(actual, expected, strict=True):
@@ -95,7 +96,7 @@ def raises(kind, text, function, *args, **kwargs):
 # -- values
 
 
-@in_group(1, 2, 3)
+@in_groups(1, 2, 3)
 def test_all_reduce_of_every_number_by_every_operation(rank, device, group):
     for dtype in (*FLOATS, *INTS):
         for op in OPS:
@@ -104,7 +105,7 @@ def test_all_reduce_of_every_number_by_every_operation(rank, device, group):
             assert_same(x, combined(op, of_all(2, 5, dtype=dtype)))
 
 
-@in_group(2)
+@in_groups(2)
 def test_an_average_of_integers_is_rounded_towards_zero_as_in_nccl(rank, device, group):
     """FuncSumPostDiv::divide in NCCL's reduce_kernel.h divides the magnitude."""
     for dtype in (torch.int8, torch.int32, torch.int64):
@@ -117,7 +118,7 @@ def test_an_average_of_integers_is_rounded_towards_zero_as_in_nccl(rank, device,
         assert part.tolist() == [[-2, -1], [0, 3]][rank]
 
 
-@in_group(2, 3)
+@in_groups(2, 3)
 def test_all_reduce_of_truth_values_is_any_or_all(rank, device, group):
     for op, expected in (
         (Op.SUM, [True, True, False]),
@@ -131,7 +132,7 @@ def test_all_reduce_of_truth_values_is_any_or_all(rank, device, group):
     raises(TypeError, "AVG with boolean inputs", dist.all_reduce, x, Op.AVG, group=group)
 
 
-@in_group(1, 3)
+@in_groups(1, 3)
 def test_all_reduce_of_complex_numbers_sums_them(rank, device, group):
     x = torch.complex(numbers(rank, 4), numbers(rank + 1, 4)).to(device)
     dist.all_reduce(x, group=group)
@@ -140,7 +141,7 @@ def test_all_reduce_of_complex_numbers_sums_them(rank, device, group):
     assert_same(x, torch.complex(of_all(4).sum(0), later.sum(0)))
 
 
-@in_group(2)
+@in_groups(2)
 def test_premultiplied_sum_by_a_number_and_by_a_tensor(rank, device, group):
     for dtype in (torch.float32, torch.float64):
         for factor in (0.5, torch.tensor([0.5], dtype=dtype, device=device)):
@@ -162,39 +163,39 @@ def test_operations_on_bits_raise(rank, device, group):
     assert x.tolist() == [2, 2]
 
 
-@in_group(1, 2, 3)
+@in_groups(1, 2, 3)
 def test_reduce_leaves_the_result_with_the_root(rank, device, group):
     k = dist.get_world_size()
     for root in range(k):
         for op in OPS:
             x = numbers(rank, 6).to(device)
-            dist.reduce(x, root, op, group=group)
+            dist.reduce(x, op=op, group=group, group_dst=root)
             assert_same(x, combined(op, of_all(6)) if rank == root else numbers(rank, 6))
 
 
-@in_ranks(1, 2, 3)
-def test_broadcast_gather_and_scatter_as_with_gloo():
+@in_groups(1, 2, 3)
+def test_broadcast_gather_and_scatter_as_with_gloo(*rank_device_group):
     def call(rank, device, group):
         k, results = dist.get_world_size(), []
         for root in range(k):
             x = numbers(rank, 3, 2).to(device)
-            dist.broadcast(x, root, group=group)
+            dist.broadcast(x, group=group, group_src=root)
             y = numbers(rank, 4, dtype=torch.int64).to(device)
             outs = [torch.zeros_like(y) for _ in range(k)] if rank == root else None
-            dist.gather(y, outs, root, group=group)
+            dist.gather(y, outs, group=group, group_dst=root)
             z = torch.zeros(2, dtype=torch.float64, device=device)
             parts = None
             if rank == root:
                 parts = [numbers(5 + r, 2, dtype=torch.float64).to(device) for r in range(k)]
-            dist.scatter(z, parts, root, group=group)
+            dist.scatter(z, parts, group=group, group_src=root)
             results += [x, z, *(outs or ())]
         return results
 
-    as_on_gloo(call)
+    as_on_gloo(call, *rank_device_group)
 
 
-@in_ranks(1, 2, 3)
-def test_all_gather_in_a_list_and_in_one_tensor_as_with_gloo():
+@in_groups(1, 2, 3)
+def test_all_gather_in_a_list_and_in_one_tensor_as_with_gloo(*rank_device_group):
     def call(rank, device, group):
         k, results = dist.get_world_size(), []
         for dtype in (*FLOATS, *INTS, torch.bool):
@@ -206,10 +207,10 @@ def test_all_gather_in_a_list_and_in_one_tensor_as_with_gloo():
             results += [*outs, rows]
         return results
 
-    as_on_gloo(call)
+    as_on_gloo(call, *rank_device_group)
 
 
-@in_group(1, 2, 3)
+@in_groups(1, 2, 3)
 def test_reduce_scatter_leaves_each_rank_its_part_of_the_sum(rank, device, group):
     k = dist.get_world_size()
     for op in OPS:
@@ -223,7 +224,7 @@ def test_reduce_scatter_leaves_each_rank_its_part_of_the_sum(rank, device, group
         assert_same(out, expected)
 
 
-@in_group(1, 2, 3)
+@in_groups(1, 2, 3)
 def test_all_to_all_even_and_uneven(rank, device, group):
     k = dist.get_world_size()
     x = torch.arange(k * 2.0) + 100 * rank
@@ -245,7 +246,7 @@ def test_all_to_all_even_and_uneven(rank, device, group):
     assert_same(torch.cat(outputs), expected)
 
 
-@in_group(2, 3)
+@in_groups(2, 3)
 def test_empty_tensors_go_everywhere(rank, device, group):
     k = dist.get_world_size()
     empty = torch.empty(0, 4, device=device)
@@ -257,15 +258,18 @@ def test_empty_tensors_go_everywhere(rank, device, group):
     dist.all_gather_into_tensor(torch.empty(0, 4, device=device), empty, group=group)
     dist.reduce_scatter_tensor(empty.clone(), empty, group=group)
     dist.all_to_all_single(empty.clone(), empty, group=group)
-    dist.scatter(empty, outs if rank == 0 else None, 0, group=group)
-    dist.gather(empty, outs if rank == 0 else None, 0, group=group)
-    (dist.send if rank == 0 else dist.recv)(empty, 1 - rank, group=group) if rank < 2 else None
+    dist.scatter(empty, outs if rank == 0 else None, group=group, group_src=0)
+    dist.gather(empty, outs if rank == 0 else None, group=group, group_dst=0)
+    if rank == 0:
+        dist.send(empty, group=group, group_dst=1)
+    elif rank == 1:
+        dist.recv(empty, group=group, group_src=0)
     x = torch.ones(1, device=device)
     dist.all_reduce(x, group=group)
     assert x.item() == k
 
 
-@in_group(2)
+@in_groups(2)
 def test_memory_formats_and_what_is_not_dense(rank, device, group):
     for layout, size in ((torch.channels_last, (2, 3, 4, 5)), (torch.channels_last_3d, [2] * 5)):
         x = numbers(rank, *size).to(device).to(memory_format=layout)
@@ -284,7 +288,7 @@ def test_memory_formats_and_what_is_not_dense(rank, device, group):
     for call in (
         lambda: dist.all_reduce(columns, group=group),
         lambda: dist.broadcast(columns, 0, group=group),
-        lambda: dist.send(columns, 1 - rank, group=group),
+        lambda: dist.send(columns, group=group, group_dst=1 - rank),
         lambda: dist.all_gather_into_tensor(torch.ones(8, 2, device=device), columns, group=group),
     ):
         raises(ValueError, "contiguous", call)
@@ -302,7 +306,7 @@ def test_tensors_elsewhere_and_sizes_that_do_not_fit_raise_at_the_call(rank, dev
     raises(ValueError, "itself|own rank|same", dist.send, x, rank, group=group)
 
 
-@in_group(2, 3)
+@in_groups(2, 3)
 def test_calls_that_are_coalesced_give_one_work(rank, device, group):
     k = dist.get_world_size()
     tensors = [numbers(rank + i, 3).to(device) for i in range(3)]
@@ -346,14 +350,36 @@ def test_objects_travel(rank, device, group):
 # -- messages
 
 
-@in_group(2, 3)
+@in_group(2)
+def test_the_work_of_coalesced_messages_waits_for_each_of_them(rank, device, group):
+    sent, received = numbers(rank, 3).to(device), torch.zeros(3, device=device)
+    if rank == 0:
+        with dist._coalescing_manager(group=group, device=device, async_ops=True) as work:
+            dist.irecv(received, 1, group=group)
+            dist.isend(sent, 1, group=group)
+        work.wait()
+        hear("rank 1 has received")
+        for _ in range(30):  # in which a stream that waits for the last only would go on
+            assert not torch.vgpu.current_stream().query()
+            time.sleep(0.01)
+        tell("rank 0 waits")
+    else:
+        dist.recv(received, 0, group=group)
+        assert_same(received, numbers(0, 3))
+        tell("rank 1 has received")
+        hear("rank 0 waits")
+        dist.send(sent, 0, group=group)
+    assert_same(received, numbers(1 - rank, 3))
+
+
+@in_groups(2, 3)
 def test_messages_go_around_a_ring(rank, device, group):
     k = dist.get_world_size()
     sent, received = numbers(rank, 4).to(device), torch.zeros(4, device=device)
     works = dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, sent, (rank + 1) % k, group=group),
-            dist.P2POp(dist.irecv, received, (rank - 1) % k, group=group),
+            dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % k),
+            dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % k),
         ]
     )
     for work in works:
@@ -361,19 +387,20 @@ def test_messages_go_around_a_ring(rank, device, group):
     assert_same(received, numbers((rank - 1) % k, 4))
 
 
-@in_group(2)
+@in_groups(2)
 def test_several_messages_under_way_keep_their_order_whatever_their_tags(rank, device, group):
     """ProcessGroupNCCL::send and recv have the tag as `int /* unused */`."""
+    send, recv = partial(dist.isend, group=group), partial(dist.irecv, group=group)
     tensors = [torch.full((2,), float(10 * rank + i), device=device) for i in range(4)]
     if rank == 0:
-        works = [dist.isend(x, 1, group=group, tag=i) for i, x in enumerate(tensors)]
+        works = [send(x, group_dst=1, tag=i) for i, x in enumerate(tensors)]
     else:
-        works = [dist.irecv(x, 0, group=group, tag=9 - i) for i, x in enumerate(tensors)]
+        works = [recv(x, group_src=0, tag=9 - i) for i, x in enumerate(tensors)]
     for work in works:
         work.wait()
     assert [x[0].item() for x in tensors] == [0, 1, 2, 3]
     both = [torch.full((2,), float(rank), device=device) for _ in range(2)]
-    works = [dist.irecv(both[1], 1 - rank, group=group), dist.isend(both[0], 1 - rank, group=group)]
+    works = [recv(both[1], group_src=1 - rank), send(both[0], group_dst=1 - rank)]
     for work in works:
         work.wait()
     assert [x[0].item() for x in both] == [rank, 1 - rank]
@@ -556,7 +583,7 @@ def test_a_gloo_group_refuses_tensors_on_virtual_gpus(rank, device, _):
 # -- what is asynchronous, and what waits for what
 
 
-@in_group(2)
+@in_groups(2)
 def test_a_collective_returns_before_the_others_have_come(rank, device, group):
     x = torch.ones(3, device=device)
     if rank == 0:
@@ -574,13 +601,13 @@ def test_a_collective_returns_before_the_others_have_come(rank, device, group):
         assert x.tolist() == [4, 4, 4]
 
 
-@in_group(2)
+@in_groups(2)
 def test_a_message_waits_for_no_other_rank_and_no_collective(rank, device, group):
     x, y = torch.ones(3, device=device), torch.full((3,), float(rank), device=device)
     if rank == 0:
         work = dist.all_reduce(x, group=group, async_op=True)
-        sent = dist.isend(y, 1, group=group)
-        got = dist.irecv(y2 := torch.zeros(3, device=device), 1, group=group)
+        sent = dist.isend(y, group=group, group_dst=1)
+        got = dist.irecv(y2 := torch.zeros(3, device=device), group=group, group_src=1)
         got.wait()
         sent.wait()
         assert y2.tolist() == [1, 1, 1]
@@ -588,15 +615,15 @@ def test_a_message_waits_for_no_other_rank_and_no_collective(rank, device, group
         tell("messages have come")
         work.wait()
     else:
-        dist.send(y, 0, group=group)
-        dist.recv(y, 0, group=group)
+        dist.send(y, group=group, group_dst=0)
+        dist.recv(y, group=group, group_src=0)
         assert y.tolist() == [0, 0, 0]
         hear("messages have come")
         dist.all_reduce(x, group=group)
     assert x.tolist() == [2, 2, 2]
 
 
-@in_group(2)
+@in_groups(2)
 def test_a_collective_waits_for_earlier_work_of_its_stream_only(rank, device, group):
     side = torch.vgpu.Stream(device)
     x = torch.zeros(3, device=device)
@@ -621,7 +648,7 @@ def test_a_collective_waits_for_earlier_work_of_its_stream_only(rank, device, gr
         assert not gate.open.is_set()
 
 
-@in_group(2)
+@in_groups(2)
 def test_a_stream_that_does_not_wait_sees_the_old_values(rank, device, group):
     side = torch.vgpu.Stream(device)
     x = torch.ones(3, device=device)
@@ -639,7 +666,7 @@ def test_a_stream_that_does_not_wait_sees_the_old_values(rank, device, group):
         torch.vgpu.synchronize()
 
 
-@in_group(2)
+@in_groups(2)
 def test_the_stream_on_which_a_work_is_waited_for_is_the_one_that_waits(rank, device, group):
     main, side = torch.vgpu.current_stream(device), torch.vgpu.Stream(device)
     x = torch.ones(3, device=device)
@@ -681,7 +708,7 @@ def test_collectives_of_a_group_follow_each_other_wherever_they_are_issued(elsew
     job_of(2).run(check)
 
 
-@in_group(2)
+@in_groups(2)
 def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done(rank, device, group):
     torch.vgpu.synchronize()
     gc.collect()
@@ -707,7 +734,7 @@ def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done(rank, devi
     assert torch.vgpu.memory_allocated(device) == before
 
 
-@in_group(2)
+@in_groups(2)
 def test_what_follows_a_backward_pass_waits_for_the_collectives_of_ddp(rank, device, group):
     net = torch.nn.Linear(1, 1, bias=False).to(device)
     ddp = torch.nn.parallel.DistributedDataParallel(
@@ -740,7 +767,7 @@ def test_a_barrier_lets_the_host_wait(rank, device, group):
     dist.monitored_barrier(group=dist.group.WORLD)
 
 
-@in_group(2)
+@in_groups(2)
 def test_futures_have_the_tensors_and_call_back_behind_them(rank, device, group):
     x = torch.ones(3, device=device)
     if rank == 1:

@@ -14,13 +14,15 @@ import time
 import numpy
 import pytest
 import torch
-from gates import Gate
+from gates import Gate, only_here
 
 import d2lpar
 from vgpu import virtual_gpus
 from vgpu.runtime import registry
 
 MIB = 2**20
+
+pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
 
 
 @pytest.fixture
@@ -175,6 +177,7 @@ def outcome(make, x, layout):
 @pytest.mark.parametrize(
     "make", [torch.as_strided, as_strided_, torch.as_strided_copy, scatter, set_]
 )
+@only_here
 def test_no_view_reaches_past_its_storage(device, make, times=2000):
     """Shapes, strides and offsets are drawn by chance, and many are wrong: as on the CPU."""
     draw, refused = random.Random(0), 0

@@ -125,13 +125,15 @@ def as_it_is(grad, *others):
         (lambda grad, *_: grad.sort().values, as_it_is, [2, 2, 2]),
         (lambda g, *_: (g * 1).view(torch.int32).view(torch.float32), as_it_is, [2, 2, 2]),
         (lambda g, there, _: (there[1:].add_(g[1:]), there)[1], as_it_is, [0, 2, 2]),
+        (lambda g, there, _: (there[1:].copy_(g[1:]), there)[1], as_it_is, [0, 2, 2]),
         (lambda g, there, _: (torch._foreach_add_([there], [g]), there)[1], as_it_is, [2, 2, 2]),
         (lambda grad, *_: comm.pack([grad]), as_it_is, [2, 2, 2]),
         (lambda grad, there, other: there.copy_(other), as_it_is, [14, 14, 14]),
         (lambda g, *_: g.neg(), lambda g, *_: g.to("vgpu:1").to("vgpu:0"), [-2, -2, -2]),
         (lambda g, *_: g.neg(), lambda g, *_: torch.stack([g, g]).sum(0), [-4, -4, -4]),
     ],
-    ids="sorted view_of_view into_view list one_vector from_other through_other stack".split(),
+    ids="sorted view_of_view into_view copy_into_view list one_vector from_other through_other "
+    "stack".split(),
 )
 def test_backward_waits_however_a_gradient_is_written_and_read(devices, write, read, expected):
     tensors = torch.zeros(3, device=devices[0]), torch.full((3,), 7.0, device=devices[1])
@@ -438,6 +440,12 @@ def test_set_stream_makes_its_device_the_current_one(devices):
     finally:
         torch.vgpu.set_stream(torch.vgpu.default_stream(1))
         torch.vgpu.set_stream(torch.vgpu.default_stream(0))
+
+
+def test_streams_in_use_have_numbers_of_their_own(devices):
+    first, second = (torch.vgpu.Stream(devices[0]) for _ in range(2))
+    del first
+    assert torch.vgpu.Stream(devices[0]).stream_id != second.stream_id
 
 
 def test_a_negative_device_is_refused(devices):

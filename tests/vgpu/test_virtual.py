@@ -17,6 +17,7 @@ from gates import (
     LateClock,
     in_threads,
     named,
+    only_here,
     overlap,
     recorded,
     run_what_can,
@@ -33,7 +34,7 @@ from vgpu.runtime.scheduler import Op
 
 MIB = 2**20
 
-pytestmark = pytest.mark.usefixtures("devices")
+pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
 
 
 # -- launches return at once
@@ -312,6 +313,7 @@ def test_elapsed_time_is_what_the_stream_slept(devices, monkeypatch):
         start.elapsed_time(torch.vgpu.Event(enable_timing=True))
 
 
+@only_here
 def test_current_stream_and_device_are_restored(devices):
     default = torch.vgpu.default_stream(devices[1])
     side = torch.vgpu.Stream(devices[1])
@@ -484,6 +486,7 @@ def test_reconfiguring_does_not_swallow_an_asynchronous_error(devices):
         virtual_gpus(2)
 
 
+@only_here
 def test_an_error_that_is_kept_does_not_keep_what_its_kernel_used(devices):
     used = []
 
@@ -783,6 +786,7 @@ print("parent", (x + 1).tolist())
 """
 
 
+@only_here
 def test_a_forked_child_gets_an_error_and_a_data_loader_works():
     refused = "Cannot re-initialize vgpu in forked subprocess"
     result = fresh.run(FORK, fresh.SET_UP)
@@ -827,6 +831,7 @@ print((x + host.to(a)).tolist())
 """
 
 
+@only_here
 def test_a_fork_while_an_engine_starts():
     result = fresh.run(FORK_WHILE_AN_ENGINE_STARTS, fresh.SET_UP)
     assert result.stdout.splitlines() == ["7", "[2.0, 2.0, 2.0]"], result.stderr
@@ -849,6 +854,7 @@ raise SystemExit  # the whole of an end, modules and all
 """
 
 
+@only_here
 def test_a_process_does_not_wait_for_what_is_queued_when_it_ends():
     result = fresh.run(END, fresh.SET_UP)
     assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr
@@ -857,6 +863,7 @@ def test_a_process_does_not_wait_for_what_is_queued_when_it_ends():
 # -- recordings
 
 
+@only_here
 def test_a_recording_tells_what_ran_where_and_when(devices):
     x = torch.rand(10, 10, device=devices[1])
     side = torch.vgpu.Stream(devices[1])
@@ -1025,6 +1032,7 @@ print(*seen, torch.vgpu.is_initialized())
 
 @pytest.mark.parametrize("model", [None, "v100"])
 @pytest.mark.parametrize("use", ["torch.vgpu.set_device(1)", "torch.ones(1, device=a).cpu()"])
+@only_here
 def test_a_process_is_initialized_when_it_has_chosen_a_device_or_used_one(use, model):
     ran = fresh.run(INITIALIZED.format(use=use, model=model), fresh.SET_UP)
     assert ran.stdout.split() == ["True", "2", "False", "True"], ran.stderr
