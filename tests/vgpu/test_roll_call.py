@@ -119,7 +119,7 @@ def test_a_second_interrupt_does_not_wait_for_ranks_that_are_silent(tmp_path, mo
         import sys
 
         stack = traceback.extract_stack(sys._current_frames()[main])
-        return any(frame.name == "ask" for frame in stack)
+        return any(frame.name == "ask_ranks" for frame in stack)
 
     with interrupted_when(all_in(tmp_path, "0")) as caught:
         d2lpar.launch(work, tmp_path, nproc=1)
