@@ -31,7 +31,7 @@ _NAMES = {  # what all chapters use comes first
     "collectives": ("allreduce",),
     "plotting.charts": ("plot_bars", "plot_curves"),
     "plotting.figures": ("new_figure",),
-    "timelines.timeline": ("Phase", "Timeline"),
+    "timelines.timeline": ("Mark", "Timeline"),
     "timelines.schedule": ("plot_schedule",),
     "memory_use": ("SavedBytes", "peak_bytes"),
 }

@@ -10,7 +10,7 @@ import torch
 
 from d2lpar.data.batches import check_batch
 from d2lpar.side_streams import receive, send
-from d2lpar.timelines.timeline import Phase, Timeline
+from d2lpar.timelines.timeline import Mark, Timeline
 from d2lpar.timing import best_seconds
 
 
@@ -97,7 +97,7 @@ def predict_schedule(schedule, forward, backward, cores=None):
             default one per stage.
 
     Returns:
-        For each stage a list of `Phase`s, named "forward 0" and so on.
+        For each stage a list of `Mark`s, named "forward 0" and so on.
 
     Raises:
         ValueError: the schedule deadlocks, or there is not one number of seconds per stage.
@@ -127,7 +127,7 @@ def predict_schedule(schedule, forward, backward, cores=None):
             if left - passed <= 1e-9 * now:
                 task = todo[stage].pop(0)
                 done.add((stage, task))
-                marks[stage].append(Phase(f"{task.kind} {task.micro_batch}", start, now))
+                marks[stage].append(Mark(f"{task.kind} {task.micro_batch}", start, now))
                 del running[stage]
     return marks
 
@@ -163,7 +163,7 @@ def bubble_fraction(marks):
     """Return the idle fraction of all stages from the first mark to the last.
 
     Args:
-        marks: for each stage a list of `d2lpar.Phase`s.
+        marks: for each stage a list of `d2lpar.Mark`s.
     """
     start = min(mark.start for stage in marks for mark in stage)
     end = max(mark.end for stage in marks for mark in stage)
@@ -237,7 +237,7 @@ def record_tasks(step, devices):
         devices: a list of devices.
 
     Returns:
-        For each device a list of `Phase`s, from the start of a part's first kernel to the end of
+        For each device a list of `Mark`s, from the start of a part's first kernel to the end of
         its last.
     """
     for _ in range(2):
@@ -247,7 +247,7 @@ def record_tasks(step, devices):
     for name in dict.fromkeys(mark.name for mark in timeline.marks):
         for device, of_device in marks.items():
             if spans := timeline.select(device, "kernel", mark=name):
-                of_device.append(Phase(name, spans[0].start, max(span.end for span in spans)))
+                of_device.append(Mark(name, spans[0].start, max(span.end for span in spans)))
     return [sorted(of_device, key=lambda mark: mark.start) for of_device in marks.values()]
 
 

@@ -19,7 +19,7 @@ from vgpu.recording import chrome_trace, overlap, union
 ENGINES = ("compute", "h2d", "d2h", "p2p", "collectives", "stream", "host")
 
 
-class Phase(NamedTuple):
+class Mark(NamedTuple):
     """A named interval, in seconds from the start of the timeline."""
 
     name: str
@@ -41,7 +41,7 @@ class Timeline:
 
     Attributes:
         spans: a list of `Span`s, what ran, sorted by start.
-        marks: a list of `Phase`s, the phases named by `mark`.
+        marks: a list of `Mark`s, the phases named by `mark`.
         devices: the devices in use, and all others that ran something.
         seconds: the duration of the block.
         hardware: the modelled hardware, for example "8 x V100-SXM2-16GB"; "" on the wall clock.
@@ -143,7 +143,7 @@ class Timeline:
         try:
             yield
         finally:
-            self._marks.append(Phase(name, start, clock() - self._origin))
+            self._marks.append(Mark(name, start, clock() - self._origin))
 
     def select(self, device=None, kind=None, stream=None, engine=None, name=None, mark=None):
         """Return the spans that match all given arguments, sorted by start.

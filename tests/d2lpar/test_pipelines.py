@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
-from d2lpar import Phase, Timeline
+from d2lpar import Mark, Timeline
 from d2lpar.chapters import pipeline_parallelism as pipelines
 from d2lpar.chapters.pipeline_parallelism import (
     Task,
@@ -45,7 +45,7 @@ def test_known_schedules():
         "FFFFBFBBBB", "FFFBFBFBBB", "FFBFBFBFBB", "FBFBFBFBFB"
     ]  # fmt: skip
     assert kinds(one_forward_one_backward(4, 2)) == ["FFBB", "FFBB", "FFBB", "FBFB"]
-    assert pipelines.bubble_fraction([[Phase("a", 1, 2)], [Phase("b", 2, 5)]]) == pytest.approx(0.5)
+    assert pipelines.bubble_fraction([[Mark("a", 1, 2)], [Mark("b", 2, 5)]]) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("make", SCHEDULES)

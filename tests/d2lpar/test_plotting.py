@@ -16,7 +16,7 @@ from d2lpar.plotting.progress import progress
 from d2lpar.timelines import gantt
 from d2lpar.timelines.gantt import plot_timeline
 from d2lpar.timelines.schedule import plot_schedule
-from d2lpar.timelines.timeline import Phase
+from d2lpar.timelines.timeline import Mark
 from vgpu import Span
 
 GPU0, GPU1 = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -125,11 +125,11 @@ def boxes(figure, artists):
 
 def test_phases_are_named_where_there_is_room_and_else_in_the_legend():
     marks = [
-        Phase("step", 0.0, 1.0),
-        Phase("forward", 0.0, 0.4),
-        Phase("backward", 0.4, 0.9),
-        Phase("update", 0.9, 0.901),
-        Phase("forward", 0.95, 0.951),
+        Mark("step", 0.0, 1.0),
+        Mark("forward", 0.0, 0.4),
+        Mark("backward", 0.4, 0.9),
+        Mark("update", 0.9, 0.901),
+        Mark("forward", 0.95, 0.951),
     ]
     figure = plot_timeline(timeline([span(GPU0, "compute", 0, 1)], marks))
     texts = figure.axes[0].texts
@@ -141,7 +141,7 @@ def test_phases_are_named_where_there_is_room_and_else_in_the_legend():
 
 
 def test_phases_are_cut_to_the_part_that_is_drawn():
-    marks = [Phase("forward", 0.0, 0.5), Phase("backward", 0.5, 1.0)]
+    marks = [Mark("forward", 0.0, 0.5), Mark("backward", 0.5, 1.0)]
     figure = plot_timeline(timeline([span(GPU0, "compute", 0, 1)], marks), start=0.4, end=0.8)
     [axes] = figure.axes
     drawn = [
@@ -292,8 +292,8 @@ timeline"""
 
 def test_schedule_has_a_bar_for_each_mark_coloured_by_its_first_word():
     rows = {
-        "rank 0": [Phase("forward", 10.0, 10.5), Phase("backward", 10.5, 11.0)],
-        "its link": [Phase("bucket 7", 10.6, 10.9), Phase("bucket 8", 10.7, 11.0)],
+        "rank 0": [Mark("forward", 10.0, 10.5), Mark("backward", 10.5, 11.0)],
+        "its link": [Mark("bucket 7", 10.6, 10.9), Mark("bucket 8", 10.7, 11.0)],
         "rank 1": [],
     }
     axes = plot_schedule(rows, "a step").axes[0]
@@ -310,7 +310,7 @@ def test_schedule_has_a_bar_for_each_mark_coloured_by_its_first_word():
 
 
 def test_schedule_writes_where_there_is_room_and_all_in_the_legend():
-    marks = [Phase("forward", 0.0, 10.0), Phase("update", 10.0, 10.01)]
+    marks = [Mark("forward", 0.0, 10.0), Mark("update", 10.0, 10.01)]
     figure = plot_schedule({"rank 0": marks})
     assert [text.get_text() for text in figure.axes[0].texts] == ["forward"]
     assert legend_labels(figure) == ["forward", "update"]
@@ -318,14 +318,14 @@ def test_schedule_writes_where_there_is_room_and_all_in_the_legend():
 
 
 def test_schedule_in_units_of_its_own():
-    axes = plot_schedule({"stage 0": [Phase("forward 0", 1.0, 3.0)]}, unit="forward passes").axes[0]
+    axes = plot_schedule({"stage 0": [Mark("forward 0", 1.0, 3.0)]}, unit="forward passes").axes[0]
     assert axes.get_xlabel() == "time (forward passes)" and axes.get_xlim() == (0, 2)
     with pytest.raises(ValueError, match="rows must have at least one mark: got "):
         plot_schedule({"rank 0": []})
 
 
 def test_no_figure_is_wider_than_a_notebook_in_a_window_of_1024_pixels():
-    many, mark = [f"way {i}" for i in range(9)], Phase("forward 0", 0.0, 1.0)
+    many, mark = [f"way {i}" for i in range(9)], Mark("forward 0", 0.0, 1.0)
     drawn = [
         plot_bars(many, range(9), range(9), "s"),
         plot_timeline(timeline([span(GPU0, "compute", 0.0, 1.0)])),

@@ -655,6 +655,7 @@ def test_a_view_sees_what_is_written_to_its_base_and_the_other_way(device):
     assert x.view(torch.int32)[0, 0].item() == 0x40400000
 
 
+@only_here  # a warning comes once
 def test_what_has_too_many_elements_is_not_written_out(device):
     out = torch.zeros(5, device=device)
     with pytest.warns(UserWarning, match="was resized"):

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from gates import Gate
+from gates import Gate, only_here
 
 from vgpu import virtual_gpus
 from vgpu.operators import issuing, plans
@@ -178,6 +178,7 @@ def test_a_result_that_the_kernel_marks_as_conjugated_is_so(device, library):
         assert y.tolist() == [1 - 2j] and torch.view_as_real(y).tolist() == [[1, -2]]
 
 
+@only_here  # a warning comes once
 def test_an_operator_without_a_shape_inference_waits_and_says_so_once(device, library):
     x = torch.ones(3, device=device)
     with Gate(device) as gate, gate.opened_later():

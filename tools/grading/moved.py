@@ -39,7 +39,6 @@ NAMES = {  # names that have moved to another module: new home
 TEXTS = {  # what else has another name in code
     "D2LPAR_DEVICES": "VGPU_DEVICES",
     "D2LPAR_THREADS": "VGPU_THREADS",
-    "import Mark, plot_schedule": "import Phase as Mark, plot_schedule",
     "d2lpar.virtual.PRESETS": "d2lpar.PRESETS",
     "d2lpar.processes.rank": "vgpu.processes.rank",
     '"d2lpar", "run"': '"vgpu", "run"',
