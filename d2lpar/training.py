@@ -117,7 +117,8 @@ def train_batch_ch13(net, X, y, loss, trainer, devices):
 def train_ch13(net, train_iter, test_iter, loss, trainer, num_epochs, devices=None):
     """Train on several GPUs with `nn.DataParallel`, as in d2l 14.1, and plot loss and accuracy.
 
-    Prints loss and accuracy of the last epoch, and the mean number of examples per second.
+    Prints loss and accuracy of the last epoch, and the mean number of examples per second, without
+    the time of loading and of the test.
 
     Args:
         net: a module; it is moved to the first device.
@@ -125,9 +126,16 @@ def train_ch13(net, train_iter, test_iter, loss, trainer, num_epochs, devices=No
         loss, trainer: as in `train_batch_ch13`.
         num_epochs: number of epochs.
         devices: a list; `try_all_gpus()` by default.
+
+    Raises:
+        ValueError: no epoch or no batch.
     """
     devices = try_all_gpus() if devices is None else devices
     timer, num_batches = Timer(), len(train_iter)
+    if num_epochs < 1 or num_batches < 1:
+        raise ValueError(
+            f"num_epochs and batches must be at least 1: got {num_epochs} and {num_batches}"
+        )
     legend = ["train loss", "train acc", "test acc"]
     animator = Animator("epoch", "loss, accuracy", legend, [1, num_epochs], [0, 1])
     net = nn.DataParallel(net, device_ids=devices).to(devices[0])
@@ -135,8 +143,8 @@ def train_ch13(net, train_iter, test_iter, loss, trainer, num_epochs, devices=No
         metric = Accumulator(3)  # sum of losses, number of correct predictions, number of examples
         for i, (features, labels) in enumerate(train_iter):
             timer.start()
-            loss_sum, acc = train_batch_ch13(net, features, labels, loss, trainer, devices)
-            metric.add(loss_sum.detach(), acc, len(labels))
+            loss_sum, num_correct = train_batch_ch13(net, features, labels, loss, trainer, devices)
+            metric.add(loss_sum.detach(), num_correct, len(labels))
             timer.stop()
             if (i + 1) % max(1, num_batches // 5) == 0 or i == num_batches - 1:
                 x = epoch + (i + 1) / num_batches

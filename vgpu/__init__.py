@@ -13,7 +13,7 @@ A folder for each subject; its `__init__.py` describes the modules:
     cuda         CUDA programs: `vgpu run`, `vgpu doctor`
     private      all uses of torch's private interface
 
-Also: torch_module (the module `torch.vgpu`), process_limits (cores and memory of this process),
+Also: torch_vgpu (the module `torch.vgpu`), process_limits (cores and memory of this process),
 other_programs (the share of the cores that other programs take) and torch_internals (the part of
 torch's private interface for use outside of vgpu).
 """
@@ -60,7 +60,7 @@ _PUBLIC = {
 __all__ = list(_PUBLIC)
 _ROOMS = """
     cuda devices distributed modelled operators other_programs private process_limits processes
-    recording runtime tensors torch_internals torch_module
+    recording runtime tensors torch_internals torch_vgpu
 """.split()
 
 
@@ -79,5 +79,6 @@ def __dir__():
     return sorted({*__all__, *_ROOMS})
 
 
-if os.environ.get("VGPU_CUDA"):  # under `vgpu run`, where `import torch` loads parts of vgpu
+# Under `vgpu run` torch comes first: at the end of its import it imports modules of vgpu.
+if os.environ.get("VGPU_CUDA"):
     importlib.import_module("torch")

@@ -178,7 +178,7 @@ def test_no_two_classes_have_the_same_name():
 # Modules of vgpu that a function of vgpu imports, each with what importing it at the top would cost
 LATE_IMPORTS = {
     ("vgpu.__main__", "vgpu.cuda.run"): "signals that Windows lacks",
-    ("vgpu.cuda.autoload", "vgpu.cuda.cuda_names"): "torch: `vgpu run` reads names of autoload",
+    ("vgpu.cuda.autoload", "vgpu.cuda.torch_cuda"): "torch: `vgpu run` reads names of autoload",
     ("vgpu.cuda.autoload", "vgpu.modelled.program_clock"): "torch, again",
     ("vgpu.cuda.autoload", "vgpu.cuda.report"): "torch, again",
     ("vgpu.cuda.doctor", "vgpu.private.virtual_tables"): "torch, which may fail to import",

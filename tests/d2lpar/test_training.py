@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from d2lpar.training import accuracy, evaluate_accuracy_gpu, sgd
+from d2lpar.training import accuracy, evaluate_accuracy_gpu, sgd, train_ch13
 
 
 def test_accuracy_counts_scores_and_classes():
@@ -47,6 +47,9 @@ def test_evaluate_accuracy_counts_examples_not_batches():
     assert evaluate_accuracy_gpu(lambda X: X[0] + X[1], pairs, "cpu") == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="data_iter must not be empty"):
         evaluate_accuracy_gpu(lambda X: X, [])
+    for train_iter, num_epochs in ([], 1), (batches(), 0):
+        with pytest.raises(ValueError, match=f"got {num_epochs} and {len(train_iter)}"):
+            train_ch13(None, train_iter, [], None, None, num_epochs, ["cpu"])
 
 
 def test_evaluate_accuracy_evaluates_without_gradients_on_the_networks_device():

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from test_cuda_names import run
+from test_torch_cuda import run
 
 from vgpu import virtual_gpus
 from vgpu.recording import history

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from modelling import fixed_gpus
-from test_cuda_names import run
+from test_torch_cuda import run
 
 from vgpu import virtual_gpus
 from vgpu.modelled.datasheets import GPUS

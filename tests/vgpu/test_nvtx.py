@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from programs import vgpu, written
-from test_cuda_names import run
+from test_torch_cuda import run
 
 from vgpu.modelled.host import EAGER
 

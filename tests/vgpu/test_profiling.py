@@ -1,6 +1,6 @@
 """`torch.profiler` on virtual GPUs: what the GPUs did, below the operators that launched it."""
 
-from test_cuda_names import run
+from test_torch_cuda import run
 
 IMPORTS = """
     import json, os, tempfile, warnings

@@ -59,9 +59,9 @@ virtual_tables._asked.clear()
 work(device)
 assert "type_" in virtual_tables._asked  # torch calls Python, by its own table
 assert not torch.empty(1).is_pinned()
-from vgpu.cuda import as_cuda
+from vgpu.cuda import cuda_device
 try:
-    as_cuda.register_cuda(None, None)
+    cuda_device.register_cuda(None, None)
 except RuntimeError as error:
     assert "virtual GPUs cannot stand for CUDA's" in str(error), error
 else:

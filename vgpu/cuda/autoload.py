@@ -15,7 +15,7 @@ def autoload():
 
     Raises ValueError if that is malformed, RuntimeError if this machine or torch is unsupported.
     """
-    from vgpu.cuda.cuda_names import switch_on
+    from vgpu.cuda.torch_cuda import switch_on
 
     values = os.environ.get(VALUES) != "0"
     switch_on(os.environ[GPUS], os.environ.get("CUDA_VISIBLE_DEVICES"), values)

@@ -181,7 +181,7 @@ def _entry_point():
 
 def refusal_reason():
     """Return the reason why virtual GPUs cannot replace CUDA's in a new process, or ""."""
-    code = "from vgpu.cuda.as_cuda import stand_for_cuda; stand_for_cuda(1)"
+    code = "from vgpu.cuda.cuda_device import stand_for_cuda; stand_for_cuda(1)"
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -9,7 +9,7 @@ from time import monotonic
 
 import torch
 
-from vgpu import torch_module
+from vgpu import torch_vgpu
 from vgpu.distributed import BACKEND
 from vgpu.modelled.simulation import simulator
 from vgpu.operators import attention, autocast, checks, comm, copies, special_operators
@@ -59,10 +59,10 @@ def register():
         VirtualTensor.__reduce_ex__ = reduce
         VirtualTensor.untyped_storage = storages.untyped_storage
         storages.patch_storages()
-        if registry.device_type == "vgpu":  # otherwise done by the first tensor, see as_cuda.py
+        if registry.device_type == "vgpu":  # otherwise done by the first tensor, see cuda_device.py
             prepare_shape_inference()
         warning = register_device_type(
-            module=torch_module,
+            module=torch_vgpu,
             factory=lambda func, *args, **kwargs: issue_factory(func, args, kwargs),
             copy_=lambda target, source, non_blocking=False: copies.copy_(
                 None, (target, source, non_blocking), {}
@@ -76,13 +76,13 @@ def register():
         patch_backward(StreamsOfForward, registry.device_type, registry.with_program_type)
         patch_distributed_backward()
         patch_classes(
-            stream=lambda device, priority=0: torch_module.Stream(device, priority),
-            event=lambda device, **options: torch_module.Event(**options),
+            stream=lambda device, priority=0: torch_vgpu.Stream(device, priority),
+            event=lambda device, **options: torch_vgpu.Event(**options),
             generator=lambda device: Generator(registry.find(device)),
             is_virtual=registry.is_virtual,
         )
         patch_settings(registry.wait_for_all_devices)
-        patch_accelerator(torch_module, registry.device_type)
+        patch_accelerator(torch_vgpu, registry.device_type)
         allow_foreach(VirtualTensor)
         trace_as_plain(VirtualTensor)
         patch_data(set_data, can_become)
@@ -127,7 +127,7 @@ _side_streams = {}
 def _side_stream(device):
     device = registry.find(device)
     if device.index not in _side_streams:
-        _side_streams[device.index] = torch_module.Stream(device.index)
+        _side_streams[device.index] = torch_vgpu.Stream(device.index)
     return _side_streams[device.index]
 
 

@@ -2,6 +2,7 @@
 
 issuing            dispatch of a call: its key, its plan, or running it synchronously
 plans              result layouts of an operator, cached by key
+checks             values and determinism that CUDA's host checks at the call
 copies             copies between devices, and to and from the host
 special_operators  operators that need more than a plan
 attention          scaled_dot_product_attention as one kernel

@@ -55,11 +55,11 @@ from vgpu.tensors.tensor import (
     wrap,
 )
 
-TorchDevice = type(META)  # `torch.device` may be replaced, see as_cuda.py
+TorchDevice = type(META)  # `torch.device` may be replaced, see cuda_device.py
 SYNCHRONIZING = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 MAX_TRIAL_BYTES = 2**26  # of the tensors in a trial, see `Call._refusal`
 KERNEL_ERRORS = (RuntimeError, LookupError, ValueError, TypeError, AssertionError, AttributeError)
-MAX_UNKNOWN = 64  # a trial fails for a larger integer that is no length of a tensor
+MAX_UNKNOWN = 64  # a larger integer that is no length of a tensor has no small substitute
 default_dtype = torch.get_default_dtype
 
 
@@ -225,7 +225,7 @@ class Call:
             except KERNEL_ERRORS as error:
                 self.refused = error.with_traceback(None)  # which would leak the tensors
             if plan is None or self.refused is not None:
-                result = self.run_now()  # raises a better error, if there is one
+                result = self.run_now()  # the kernel's own error says more; or there is a result
                 if plan is None:
                     self._warn()
                 else:
@@ -371,6 +371,7 @@ class Call:
             if kind is list or kind is tuple:
                 return [substitute(item) for item in value]
             if kind is int and lengths is not None:
+                # Without a substitute: the KeyError ends the small trial.
                 return lengths[value] if value > MAX_UNKNOWN else lengths.get(value, value)
             if isinstance(value, CPUGenerator):
                 return None
@@ -383,8 +384,8 @@ class Call:
         """Return the kernel's error if it refuses both zeros and ones of these layouts; or None.
 
         Such an error does not depend on values, so CUDA's host raises it at the call, whereas shape
-        inference may not know it: dtypes, memory overlap, arguments compared with sizes. First each
-        length is replaced by a small one, in the same order; what fails is tried as it is.
+        inference may not know it: dtypes, memory overlap, arguments compared with sizes. Small
+        lengths in the same order are tried first, for speed; if they fail, the true ones.
         """
         operator = self.operator
         layouts = [tensor._cell.layout for tensor in self.tensors]
@@ -406,6 +407,7 @@ class Call:
         outputs = () if plan is None else plan.outputs
         layouts += [layout for mode, layout, _ in outputs if mode == NEW]
         if sum(layout.num_bytes for layout in layouts) > MAX_TRIAL_BYTES:
+            # Too large to try: the small trial is believed about dtypes and missing kernels only.
             known = self.refused is not None or re.search("type|not implemented", str(error))
             return error if known else None
         return self._tried(self._placeholders(CPU))

@@ -28,11 +28,11 @@ QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA blocks the host at about 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # vgpu's folder
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
 _recordings = ()  # lists to which spans of finished ops are appended
-_forks = []  # not empty in a fork of a process with virtual GPUs
+_forks = []  # has an item in a fork of a process with virtual GPUs
 thread_local = threading.local()  # `engine` is set in an engine's thread
 deaths = []  # (engine, exception) of engine threads that have died: see `check_engines_alive`
 LIVENESS_SECONDS = 1.0  # between a waiting host's checks that these threads are alive
-at_long_wait = None  # callback of a host that has waited twice as long
+at_long_wait = None  # called once by a host that has waited for 2 LIVENESS_SECONDS
 
 
 class DeviceClock:
@@ -165,8 +165,9 @@ class Op:
         generator: the generator of its random numbers; or None.
         issued, ready, start, end: seconds of the clock.
         launched: wall-clock seconds of the issue if the clock is simulated; or None.
-        previous, after, waits: the ops that it depends on: the one before it in its stream, those
-            passed to `issue`, and those that its stream waits for, with the times of these calls.
+        previous: the op before it in its stream, on which it depends.
+        after: other ops on which it depends, passed to `issue`.
+        waits: {op: time of the call} for those that its stream was told to wait for.
         missing, dependents: number of its dependencies that are not done; ops that depend on it.
     """
 

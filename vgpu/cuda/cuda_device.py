@@ -1,10 +1,10 @@
-"""Virtual GPUs as "cuda" devices: tensors, factories and autocast; names: cuda_names.py."""
+"""Virtual GPUs as "cuda" devices: tensors, factories and autocast; names: torch_cuda.py."""
 
 import os
 
 import torch
 
-from vgpu import torch_module, virtual_gpus
+from vgpu import torch_vgpu, virtual_gpus
 from vgpu.operators.autocast import lower
 from vgpu.operators.issuing import issue_factory
 from vgpu.private.cuda import patch_autocast, patch_messages, register_cuda
@@ -46,7 +46,7 @@ def _allow_unused_gpus():
 
     Runs after `scheduler.note_fork`: after an interrupt in between, the child has no GPUs.
     """
-    if not torch_module.has_worked():
+    if not torch_vgpu.has_worked():
         scheduler.forgive_fork()
 
 

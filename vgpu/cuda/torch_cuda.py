@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from vgpu import torch_module
-from vgpu.cuda import as_cuda, only_cuda
+from vgpu import torch_vgpu
+from vgpu.cuda import cuda_device, only_cuda
 from vgpu.cuda.nvtx import replace_nvtx
 from vgpu.cuda.only_cuda import refusing
 from vgpu.distributed import BACKEND
@@ -55,10 +55,10 @@ def switch_on(gpus, visible=None, values=True):
     count = len(_visible(visible, number))
     if count:
         model = None if kind == "vgpu" else kind
-        as_cuda.stand_for_cuda(count, model=model, values=values)
+        cuda_device.stand_for_cuda(count, model=model, values=values)
         _replace_names()
         if dist.is_available():
-            patch_dtensor_class(as_cuda.report_as_cuda)
+            patch_dtensor_class(cuda_device.report_as_cuda)
             patch_process_groups(translate)
         only_cuda.refuse_extensions()
 
@@ -96,22 +96,22 @@ def _visible(visible, number):
 def _replace_names():
     replacements = {
         name: value
-        for name, value in vars(torch_module).items()
-        if getattr(value, "__module__", "") == torch_module.__name__ and not name.startswith("_")
+        for name, value in vars(torch_vgpu).items()
+        if getattr(value, "__module__", "") == torch_vgpu.__name__ and not name.startswith("_")
     }
     replacements |= _REPLACEMENTS
-    replacements["default_generators"] = torch_module.default_generators
+    replacements["default_generators"] = torch_vgpu.default_generators
     replace_in_cuda(replacements)
     replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in _REAL_GPU_ONLY})
 
     def sleep(cycles):
-        torch_module._sleep(cycles * NANOSECOND)
+        torch_vgpu._sleep(cycles * NANOSECOND)
 
-    replace_private_names(torch_module, history, sleep, _set_stream, refusing, _CUDART)
+    replace_private_names(torch_vgpu, history, sleep, _set_stream, refusing, _CUDART)
     replace(torch.cuda, **{name: _tensor_type(getattr(torch, name)) for name in _TENSOR_TYPES})
     replace(torch, set_default_tensor_type=_set_default_tensor_type)
-    torch_module.Stream.cuda_stream = property(lambda stream: stream.stream_id)
-    torch_module.Stream.priority_range = staticmethod(lambda: (0, -3))
+    torch_vgpu.Stream.cuda_stream = property(lambda stream: stream.stream_id)
+    torch_vgpu.Stream.priority_range = staticmethod(lambda: (0, -3))
     replace_nvtx()
     profiler, tunable = torch.cuda.profiler, torch.cuda.tunable
     replace(profiler, start=lambda: None, stop=lambda: None, profile=contextlib.nullcontext)
@@ -120,7 +120,7 @@ def _replace_names():
     replace(torch.cuda.nccl, version=lambda: NCCL_VERSION)
     replace(tunable, is_enabled=lambda: False)
     if hasattr(torch.accelerator, "get_memory_info"):
-        replace(torch.accelerator, get_memory_info=torch_module.mem_get_info)
+        replace(torch.accelerator, get_memory_info=torch_vgpu.mem_get_info)
     patch_profiler(profiling.ProfiledWork)
     replace(torch.backends.cuda, is_built=lambda: True)
     replace(
@@ -135,7 +135,7 @@ def _replace_names():
 
 def _stats_as_nested_dict(device=None):
     nested = {}
-    for name, value in torch_module.memory_stats(device).items():
+    for name, value in torch_vgpu.memory_stats(device).items():
         *path, last = name.split(".")
         inner = nested
         for part in path:
@@ -145,11 +145,11 @@ def _stats_as_nested_dict(device=None):
 
 
 def _device_memory_used(device=None):
-    free, total = torch_module.mem_get_info(device)
+    free, total = torch_vgpu.mem_get_info(device)
     return total - free
 
 
-class _DeviceOf(torch_module.device):
+class _DeviceOf(torch_vgpu.device):
     """Make the device of a tensor current; a CPU tensor changes nothing."""
 
     def __init__(self, obj):
@@ -160,13 +160,13 @@ def _set_stream(stream_id, device_index, device_type):
     """Make a stream, given by numbers, and its device current, as torch._C does."""
     streams = registry.find(device_index).streams
     (stream,) = [stream for stream in streams if stream.index == stream_id]
-    torch_module.set_stream(torch_module.Stream(_stream=stream))
+    torch_vgpu.set_stream(torch_vgpu.Stream(_stream=stream))
 
 
 _CUDART = SimpleNamespace(
     cudaError=SimpleNamespace(success=0),
     cudaGetErrorString=lambda error: "no error",
-    cudaMemGetInfo=torch_module.mem_get_info,
+    cudaMemGetInfo=torch_vgpu.mem_get_info,
     cudaProfilerStart=lambda: 0,
     cudaProfilerStop=lambda: 0,
     **{

@@ -10,10 +10,10 @@ import textwrap
 import fresh
 import pytest
 
-from vgpu.cuda.cuda_names import switch_on, translate
+from vgpu.cuda.torch_cuda import switch_on, translate
 
 SWITCH_ON = """
-from vgpu.cuda.cuda_names import switch_on
+from vgpu.cuda.torch_cuda import switch_on
 switch_on({gpus!r}, {visible!r})
 """
 BEGIN = """
