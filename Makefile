@@ -1,7 +1,7 @@
 # make run        execute every lesson and the pages that go deeper, two at a time, write what came
 #                 out under build/; CHAPTERS="03" for a lesson and its pages, "03_threads" for one
 #                 notebook, undisturbed; PART=core for the lessons alone
-# make test       the lessons, with nbval, and the tests that are not slow: ten minutes
+# make test       the lessons, with nbval, and the tests that are not slow: six minutes
 #                 ALL=1 for everything: pages that go deeper, and slow tests, too;
 #                 TESTS=tests/d2lpar for a minute of them, without notebooks;
 #                 TESTS="tests/vgpu/test_streams.py" for some files, with what is slow in them;
