@@ -20,7 +20,7 @@ from report import ratio_row
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 TORCH, OURS, NAMES = "import torch", "import d2lpar", "from d2lpar import *"
 POINTS = "import importlib.metadata as m; points = m.entry_points(group='torch.backends')"
-CALL = "[point] = [point for point in points if point.name == 'd2lpar']; point.load()()"
+CALL = "[point] = [point for point in points if point.name == 'vgpu']; point.load()()"
 # Not `from d2l import torch`: torchvision needs a hand on a CPU build of torch
 D2L = "from d2lpar._d2l import load; load()"
 
