@@ -196,6 +196,16 @@ def pytest_collection_modifyitems(items):
     _long_ones_first(items)
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Import no file whose tests are all slow where those are left out.
+
+    What such files import, torch's tables of operators and Ray, takes seconds in each process.
+    """
+    if "not slow" in config.option.markexpr and collection_path.suffix == ".py":
+        slow = re.search(r"^pytestmark = .*\.slow\b", collection_path.read_text(), re.MULTILINE)
+        return True if slow else None
+
+
 def _long_ones_first(items):
     """Sort the files, notebooks before all, so that no process runs alone at the end.
 

@@ -118,23 +118,19 @@ def test_a_notebook_has_one_figure_that_shows_the_last_point_without_words():
     assert base64.b64decode(second.outputs[0].data["image/png"]) != before
 
 
-def test_a_cell_that_ends_early_stores_a_figure_without_a_bar():
-    start = "import d2lpar\ncurves = d2lpar.Animator(xlim=[0, 10])\ncurves.add(4, 1)\n"
+def test_the_end_of_a_cell_takes_the_bar_and_draws_what_came_too_early_even_at_an_error():
     count = "print(len(curves.axes[0].patches), end=' ')"
-    cells, _ = execute(start + count, count)
-    printed = ["".join(o.get("text", "") for o in cell.outputs) for cell in cells]
-    assert printed == ["2 ", "0 "]
-
-
-def test_what_came_too_early_is_drawn_when_the_cell_ends_even_by_an_error():
-    (_, second, third), _ = execute(
-        "import d2lpar\nfrom d2lpar import animator\nanimator.SHARE = 1e-9",
+    cells, _ = execute(
+        f"import d2lpar\ncurves = d2lpar.Animator(xlim=[0, 10])\ncurves.add(4, 1)\n{count}",
+        f"{count}\nd2lpar.animator.SHARE = 1e-9",
         "curves = d2lpar.Animator()\ncurves.add(1, 1)\ncurves.add(2, 2)\n1 / 0",
         "len(curves.fig.axes[0].lines[0].get_xdata())",
         allow_errors=True,
     )
-    assert third.outputs[0].data["text/plain"] == "2"
-    assert [output.output_type for output in second.outputs] == ["display_data", "error"]
+    printed = ["".join(o.get("text", "") for o in cell.outputs) for cell in cells[:2]]
+    assert printed == ["2 ", "0 "]
+    assert [output.output_type for output in cells[2].outputs] == ["display_data", "error"]
+    assert cells[3].outputs[0].data["text/plain"] == "2"
 
 
 def test_drawing_takes_its_share_of_the_time(monkeypatch):

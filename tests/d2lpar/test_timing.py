@@ -9,7 +9,7 @@ from held import held
 from torch.utils.flop_counter import FlopCounterMode
 
 import d2lpar
-from d2lpar import progress, timing
+from d2lpar import timing
 from d2lpar.plotting.figures import KINDS
 from d2lpar.timelines import cuda_spans as cuda
 from d2lpar.timelines import timeline as timeline_module
@@ -662,17 +662,6 @@ def test_ways_take_turns_and_the_median_of_their_rounds_counts(clock, capsys):
     ]
     with pytest.raises(ValueError, match="at least 1: got 0"):
         seconds_in_turn({"one": way("one")}, rounds=0)
-
-
-@pytest.mark.parametrize(("delay", "shown"), [(0, True), (60, False)])
-def test_a_bar_shows_the_rounds_of_a_comparison_that_takes_long(delay, shown, monkeypatch, capsys):
-    def progress_now(items, description, **given):
-        assert given == {"delay": 2}
-        return progress(items, description, delay=delay)
-
-    monkeypatch.setattr(timing, "progress", progress_now)
-    seconds_in_turn({"one": lambda: None}, rounds=3)
-    assert ("rounds: 100%" in capsys.readouterr().err) == shown
 
 
 def test_a_timeline_of_a_function_records_its_last_call(devices):

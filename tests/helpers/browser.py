@@ -126,12 +126,6 @@ class Lab:
         self.until(lambda: self.path() != before, "another page is in front")
         self.until(lambda: self.status() == "idle", "the kernel is there", 120)
 
-    def theme(self, name):
-        """Choose a theme: "light" or "dark"."""
-        self.command("apputils:change-theme", theme=f"JupyterLab {name.title()}")
-        is_light = "return document.body.dataset.jpThemeLight"
-        self.until(lambda: self.ask(is_light) == str(name == "light").lower(), "the theme")
-
     def save(self):
         self.command("docmanager:save")
         self.until(lambda: not self.ask("return panel.context.model.dirty"), "it is saved")
@@ -239,6 +233,3 @@ class Lab:
         if self.ask("return cell.model.outputs.length > 0", number):
             self.until(lambda: self.ask(shown, number).strip(), "the output is drawn")
         return self.ask(shown, number)
-
-    def picture(self, path):
-        self.driver.save_screenshot(str(path))

@@ -266,3 +266,11 @@ def elsewhere(function):
     on_gpus = (span for span in spans if span.device in devices and span.kind != "wait")
     misplaced = {span.name for span in on_gpus if not span.stream}
     assert not misplaced, misplaced
+
+
+def error_of(function, *args, **kwargs):
+    """Return the exception that a call raises, or None."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return error

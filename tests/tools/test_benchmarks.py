@@ -4,10 +4,12 @@ import textwrap
 from pathlib import Path
 
 import fresh
+import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 def test_what_benchmarks_import_is_there():
     names = sorted(path.stem for path in FOLDER.glob("bench_*.py"))
     code = f"import sys; sys.path.insert(0, {str(FOLDER)!r}); import {', '.join(names)}"

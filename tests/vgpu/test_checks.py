@@ -3,80 +3,15 @@
 The right error is the CPU's. Where CUDA's kernel asserts, it comes at the next synchronize.
 """
 
-import copy
 import threading
-import warnings
 
 import pytest
 import torch
-from gates import Gate
+from gates import Gate, error_of
 from torch import nn
 from torch.nn import functional as F
-from torch.testing._internal.common_methods_invocations import op_db
 
 import d2lpar
-
-# CUDA asserts in a kernel that probabilities are valid, and that indices are in range.
-ASSERTED = """
-    bernoulli multinomial nn.functional.binary_cross_entropy poisson quantile nanquantile
-""".split()
-FILLS = {"nan": float("nan"), "-1": -1.0, "0": 0.0}
-CRASHES = {("linalg.eigvals", "nan")}  # of the CPU
-
-
-def filled(value):
-    """Return a function that fills a tensor of floats; indices stay, as wrong ones may crash."""
-
-    def fill(tensor):
-        if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
-            return torch.full_like(tensor, value, requires_grad=False)
-        return tensor
-
-    return fill
-
-
-def error_of(function):
-    try:
-        function()
-    except Exception as error:
-        return error
-
-
-OPS = [
-    op
-    for op in op_db
-    if torch.float32 in op.supported_dtypes("cpu")
-    and "sparse" not in op.name
-    and op.name not in ("as_strided", "tensor_split")  # needs the storage; indices on the CPU
-]
-
-
-@pytest.mark.parametrize("op", OPS, ids=lambda op: f"{op.name}.{op.variant_test_name}".rstrip("."))
-@pytest.mark.slow
-def test_every_operator_fails_by_its_values_when_cuda_does(op, device):
-    samples = list(op.sample_inputs("cpu", torch.float32))
-    for sample in samples[:: 1 + len(samples) // 6]:
-        for name, value in FILLS.items():
-            if (op.name, name) in CRASHES:
-                continue
-            check_sample(op, sample.transform(filled(value)), device)
-
-
-def check_sample(op, sample, device):
-    """Compare the errors of a sample, whose values are wrong, with those of the CPU."""
-    on_device = sample.transform(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected, error = (
-            error_of(lambda each=each: op(each.input, *each.args, **each.kwargs))
-            for each in (copy.deepcopy(sample), on_device)
-        )
-    later = error_of(lambda: torch.vgpu.synchronize(device))
-    if expected is not None and op.name in ASSERTED and error is None:
-        assert later is None or isinstance(later, torch.AcceleratorError)
-    else:
-        assert type(error) is type(expected) and later is None, (error, expected, later)
-
 
 ZERO, NAN = torch.zeros(2, 2), torch.full((2, 2), float("nan"))
 EYE, ONES = torch.eye(2), torch.ones(2, 2)

@@ -1,10 +1,12 @@
-"""PyTorch's own conformance suites, run on a virtual GPU against the CPU.
+"""PyTorch's own conformance suites, run on a virtual GPU against the CPU; no other test reads them.
 
 `op_db`: every operator that runs on the CPU in float32: its results, and where it has gradients
 those of every input that has one, for random gradients of its outputs. Of some operators torch
 makes fewer samples that ask for gradients than that do not
 (`nn.functional.multi_head_attention_forward`: 1 of 192); then both kinds run. Not in here: what
 `op_db` has besides for in-place and `out=` variants.
+Each also runs with wrong values, with torch's erroneous inputs and with integers: see
+`test_checks.py` and `test_refused_at_the_call.py`.
 `module_db`: every module, forward, backward and one step of SGD; in training and in evaluation
 where that makes a difference.
 Where torch makes more than `FEW` samples, which are then all combinations of some arguments (1,440
@@ -17,22 +19,21 @@ import functools
 import inspect
 import itertools
 import random
+import re
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from gates import error_of
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
-import d2lpar
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-INDEX = 1
 FEW = 25  # samples of an operator or a module, all of which run
 SPARSE = {"sparse.sampled_addmm", "sparse.mm.reduce", "to_sparse"}
 # Modules with dropout of which torch says that training and evaluation do not differ.
@@ -67,11 +68,6 @@ OPS = [op for op in op_db if runs_on_cpu(op)]
 def marked(op):
     refused = pytest.mark.xfail(reason="a virtual GPU has dense tensors only", strict=True)
     return pytest.param(op, id=op_name(op), marks=[refused] if op_name(op) in SPARSE else [])
-
-
-@pytest.fixture(scope="module")
-def device():
-    return d2lpar.virtual_gpus(2)[INDEX]
 
 
 @pytest.fixture(autouse=True)
@@ -207,7 +203,6 @@ def gradients(sample, result, arguments):
 
 
 @pytest.mark.parametrize("op", map(marked, OPS))
-@pytest.mark.slow
 def test_operator_gives_what_it_gives_on_the_cpu(op, device):
     name = op_name(op)
     tolerance = TOLERANCE.get(name, {})
@@ -284,7 +279,6 @@ def arguments_of_both(sample):
 
 
 @pytest.mark.parametrize("which", NETS, ids=net_name)
-@pytest.mark.slow
 def test_module_trains_to_the_values_of_the_cpu(which, device):
     info, training = which
     # In float64, in which no other order of summation moves an input of a ReLU to beyond 0.
@@ -326,3 +320,118 @@ def test_exceptions_stay_under_one_percent():
     assert SPARSE <= {op_name(op) for op in OPS}
     trained = {op_name(op) for op in OPS if trains_on_cpu(op)}
     assert len(SPARSE) < 0.01 * len(OPS) and len(trained & SPARSE) < 0.01 * len(trained)
+
+
+# -- errors by values, by arguments and by types
+
+# CUDA asserts in a kernel that probabilities are valid, and that indices are in range.
+ASSERTED = """
+    bernoulli multinomial nn.functional.binary_cross_entropy poisson quantile nanquantile
+""".split()
+FILLS = {"nan": float("nan"), "-1": -1.0, "0": 0.0}
+CRASHES = {("linalg.eigvals", "nan")}  # of the CPU
+
+
+def filled(value):
+    """Return a function that fills a tensor of floats; indices stay, as wrong ones may crash."""
+
+    def fill(tensor):
+        if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+            return torch.full_like(tensor, value, requires_grad=False)
+        return tensor
+
+    return fill
+
+
+DENSE = [
+    op
+    for op in OPS
+    if "sparse" not in op.name
+    and op.name not in ("as_strided", "tensor_split")  # needs the storage; indices on the CPU
+]
+
+
+@pytest.mark.parametrize("op", DENSE, ids=op_name)
+def test_every_operator_fails_by_its_values_when_cuda_does(op, device):
+    samples = list(op.sample_inputs("cpu", torch.float32))
+    for sample in samples[:: 1 + len(samples) // 6]:
+        for name, value in FILLS.items():
+            if (op.name, name) in CRASHES:
+                continue
+            check_sample(op, sample.transform(filled(value)), device)
+
+
+def check_sample(op, sample, device):
+    """Compare the errors of a sample, whose values are wrong, with those of the CPU."""
+    on_device = sample.transform(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
+    expected, error = (
+        error_of(op, each.input, *each.args, **each.kwargs)
+        for each in (copy.deepcopy(sample), on_device)
+    )
+    later = error_of(torch.vgpu.synchronize, device)
+    if expected is not None and op.name in ASSERTED and error is None:
+        assert later is None or isinstance(later, torch.AcceleratorError)
+    else:
+        assert type(error) is type(expected) and later is None, (error, expected, later)
+
+
+# All that may be late: CUDA finds these in a kernel, or reads values first; the last is a check of
+# more bytes than are tried at the call.
+OF_VALUES = dict.fromkeys(("gather", "scatter", "scatter_add"), r"index \d+ is out of bounds")
+OF_VALUES["multinomial"] = (
+    r"probability (tensor|entry)|sum of probabilities|number of categories cannot exceed 2\^24"
+)
+
+
+def on(device, value):
+    """Return nested arguments with their tensors, and mentions of the CPU, on a device."""
+
+    def move(leaf):
+        if isinstance(leaf, torch.Tensor):
+            dense = leaf.device.type == "cpu" and leaf.layout is torch.strided
+            return leaf.detach().clone().to(device) if dense else leaf
+        return device if isinstance(leaf, (str, torch.device)) and str(leaf) == "cpu" else leaf
+
+    return tree_map(move, value)
+
+
+ERRING = [op for op in op_db if op.error_inputs_func is not None]
+
+
+@pytest.mark.parametrize("op", ERRING, ids=op_name)
+def test_error_inputs_of_torch_are_refused_at_the_call_with_the_class_of_the_cpu(op, device):
+    for given in op.error_inputs("cpu"):
+        sample = given.sample_input
+        call = (sample.input, *sample.args), sample.kwargs
+        args, kwargs = on("cpu", call)
+        expected = error_of(op.op, *args, **kwargs)
+        if expected is None:
+            continue
+        args, kwargs = on(device, call)
+        got = error_of(op.op, *args, **kwargs)
+        if got is None and re.search(OF_VALUES.get(op.name, "$^"), str(expected)):
+            got = error_of(torch.vgpu.synchronize, device)
+            assert isinstance(got, torch.AcceleratorError) and str(expected) in str(got)
+        else:
+            assert type(got) is type(expected), f"{expected}\nhere: {got}"
+
+
+INTEGERS = [
+    op
+    for op in op_db
+    if torch.int64 in set(op.dtypes) - set(op.dtypesIfCUDA) and "backward" not in op.name
+]
+
+
+@pytest.mark.parametrize("op", INTEGERS, ids=op_name)
+def test_integers_are_refused_where_cuda_has_no_kernel_for_them(op, device):
+    """By torch's tables of dtypes, `dtypes` and `dtypesIfCUDA`."""
+    refused = 0
+    for sample in op.sample_inputs("cpu", torch.int64):
+        args, kwargs = on(device, ((sample.input, *sample.args), sample.kwargs))
+        error = error_of(op.op, *args, **kwargs)
+        if error is not None:
+            refused += 1
+            assert isinstance(error, NotImplementedError)
+            assert re.search("not implemented for '(Long|Bool)'", str(error))
+    assert refused

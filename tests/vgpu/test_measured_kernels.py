@@ -139,6 +139,7 @@ def test_attention_reaches_on_an_a100_what_its_authors_report(width):
         ("deepbench", "gradient of weights float16", 0.55, 0.8),
     ],
 )
+@pytest.mark.slow
 def test_kernels_of_four_gpus_take_about_what_they_took(source, operator, least, most):
     medians = {
         gpu: statistics.median(ratios(source)[name, gpu])
@@ -152,6 +153,7 @@ def test_kernels_of_four_gpus_take_about_what_they_took(source, operator, least,
 @pytest.mark.parametrize(
     ("source", "count", "error"), [("neusight", 1500, 0.15), ("deepbench", 1200, 0.23)]
 )
+@pytest.mark.slow
 def test_half_of_the_kernels_that_were_set_aside_are_predicted_well(source, count, error):
     errors = [abs(ratio - 1) for values in ratios(source).values() for ratio in values]
     assert len(errors) > count and statistics.median(errors) < error

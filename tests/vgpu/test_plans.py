@@ -311,7 +311,7 @@ def test_an_output_that_is_an_input_is_not_resized(device, name):
 def test_a_long_chain_of_views_is_read(device):
     x = torch.arange(6.0, device=device).reshape(2, 3)
     y = x
-    for _ in range(2000):
+    for _ in range(1200):  # more than Python's calls may nest
         y = y.t()
     y[1:].add_(1)
     assert y.tolist() == x.tolist() == [[0, 1, 2], [4, 5, 6]]

@@ -9,11 +9,8 @@ import subprocess
 import sys
 
 import fresh
-import nbformat
 import pytest
-import run as runner
 import torch
-from nbformat.v4 import new_code_cell, new_notebook
 from torch.utils.data import DataLoader, Dataset
 
 import d2lpar
@@ -278,19 +275,6 @@ def test_workers_know_the_classes_of_a_notebook(can_fork, monkeypatch):
     assert torch.equal(torch.cat(mirrored), images.flip(-1))
     assert values == ([0, 1], [4, 9], [16, 25])
     assert os.getpid() not in set.union(*pids)
-
-
-def test_the_runner_without_unix_sockets(tmp_path, monkeypatch, capsys):
-    worker = runner.WORKER.read_text("utf-8")
-    windows = tmp_path / "worker.py"
-    path = f"import sys\nsys.path.append({str(runner.WORKER.parent)!r})\n"
-    windows.write_text(path + worker.replace('os.name != "posix"', "True"), "utf-8")
-    monkeypatch.setattr(runner, "WORKER", windows)
-    cell = new_code_cell("assert get_ipython().kernel.parent.transport == 'tcp'")
-    nbformat.write(new_notebook(cells=[cell]), tmp_path / "01_first.ipynb")
-    folders = ["--folder", str(tmp_path), "--build", str(tmp_path / "build")]
-    assert runner.main(folders) == 0
-    assert "all 1 ok" in capsys.readouterr().out
 
 
 def test_without_workers_there_is_no_context():

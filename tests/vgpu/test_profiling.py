@@ -27,24 +27,23 @@ def test_operators_have_the_time_of_their_kernels():
     x = torch.ones(4000, 4000, device="cuda")
     small = torch.ones(8, device="cuda:1")
     with profile(activities=[CPU, CUDA], record_shapes=True, with_stack=True) as p:
-        for _ in range(2):
-            x @ x
+        x @ x
         with record_function("mine"):
             for _ in range(5):
                 small + 1
         small * 2
         x.cpu()
     rows = {event.key: event for event in p.key_averages()}
-    assert abs(rows["aten::mm"].device_time_total / 2 - 0.466e6 / 50) < 150, rows["aten::mm"]
+    assert abs(rows["aten::mm"].device_time_total - 0.466e6 / 50) < 150, rows["aten::mm"]
     assert rows["aten::mm"].self_device_time_total == rows["aten::matmul"].device_time_total
-    assert rows["aten::matmul"].self_device_time_total == 0 and rows["aten::mm"].count == 2
+    assert rows["aten::matmul"].self_device_time_total == 0 and rows["aten::add"].count == 5
     assert abs(rows["aten::add"].device_time_total - 5 * 3) < 0.1
     assert abs(rows["mine"].device_time_total - 5 * 3) < 0.1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is deprecated
         assert abs(next(e for e in p.events() if e.name == "aten::add").cuda_time_total - 3) < 0.1
     kernel = rows["aten.mm"]
-    assert kernel.count == 2 and kernel.device_type == torch.profiler.DeviceType.CUDA
+    assert kernel.count == 1 and kernel.device_type == torch.profiler.DeviceType.CUDA
     assert kernel.self_device_time_total == rows["aten::mm"].device_time_total
     assert rows["Memcpy DtoH"].device_time_total == rows["aten::to"].device_time_total > 5000
     if hasattr(p.events()[0], "is_python_function"):  # not in torch 2.11
@@ -126,7 +125,7 @@ def test_the_exported_trace_has_kernels_and_who_launched_them():
 def test_the_time_of_the_host_never_goes_back_though_the_clock_of_a_thread_lags():
     profiled("""
     import threading
-    x, y = torch.ones(4000, 4000, device="cuda"), torch.ones(3, device="cuda:1")
+    x, y = torch.ones(2000, 2000, device="cuda"), torch.ones(3, device="cuda:1")
     may_go = threading.Event()
     thread = threading.Thread(target=lambda: may_go.wait() and y + 1)
     thread.start()  # its clock stays that of now

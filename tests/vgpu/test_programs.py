@@ -16,6 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+pytestmark = pytest.mark.slow
+
 
 def on_gpus(folder, gpus, source, *command):
     """Run a program with virtual GPUs; return the results that it prints, each JSON in a line."""
@@ -104,7 +106,6 @@ TRAINER = """
 """
 
 
-@pytest.mark.slow
 def test_a_trainer_that_torchrun_starts_again(tmp_path):
     """The second ranks find a snapshot of the first, and in torchrun's store what those left."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
@@ -207,7 +208,6 @@ SHARDED = """
 """
 
 
-@pytest.mark.slow
 def test_networks_on_the_cpu_are_moved_and_sharded(tmp_path):
     (found,), (wanted,) = on_gpus(tmp_path, 4, SHARDED, *ranks(tmp_path, 4)), on_cpu(SHARDED)
     hook, of_hook = found.pop("hook"), wanted.pop("hook")
@@ -500,7 +500,6 @@ TORCH_TESTS = """
 """
 
 
-@pytest.mark.slow
 def test_torchs_own_classes_for_tests(tmp_path):
     """What is skipped says why: tests that only CUDA can pass, or that need more GPUs.
 

@@ -4,15 +4,12 @@ Most expected errors are those of the CPU, for the same call; those that name ke
 torch's sources for CUDA (`"bitwise_and_cuda" not implemented for 'Float'`).
 """
 
-import re
 import warnings
 
 import pytest
 import torch
-from gates import Gate
+from gates import Gate, error_of
 from torch.nn import functional as F
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._pytree import tree_map
 
 from vgpu import virtual_gpus
 
@@ -20,56 +17,6 @@ pytestmark = [
     pytest.mark.usefixtures("devices"),
     pytest.mark.filterwarnings("ignore"),
 ]
-
-OPS = [op for op in op_db if op.error_inputs_func is not None]
-# All that may be late: CUDA finds these in a kernel, or reads values first; the last is a check of
-# more bytes than are tried at the call.
-OF_VALUES = dict.fromkeys(("gather", "scatter", "scatter_add"), r"index \d+ is out of bounds")
-OF_VALUES["multinomial"] = (
-    r"probability (tensor|entry)|sum of probabilities|number of categories cannot exceed 2\^24"
-)
-
-
-def on(device, value):
-    """Return nested arguments with their tensors, and mentions of the CPU, on a device."""
-
-    def move(leaf):
-        if isinstance(leaf, torch.Tensor):
-            dense = leaf.device.type == "cpu" and leaf.layout is torch.strided
-            return leaf.detach().clone().to(device) if dense else leaf
-        return device if isinstance(leaf, (str, torch.device)) and str(leaf) == "cpu" else leaf
-
-    return tree_map(move, value)
-
-
-def error_of(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return error
-
-
-def name_of(op):
-    return f"{op.name}.{op.variant_test_name}".rstrip(".")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("op", OPS, ids=name_of)
-def test_error_inputs_of_torch_are_refused_at_the_call_with_the_class_of_the_cpu(op, device):
-    for given in op.error_inputs("cpu"):
-        sample = given.sample_input
-        call = (sample.input, *sample.args), sample.kwargs
-        args, kwargs = on("cpu", call)
-        expected = error_of(op.op, *args, **kwargs)
-        if expected is None:
-            continue
-        args, kwargs = on(device, call)
-        got = error_of(op.op, *args, **kwargs)
-        if got is None and re.search(OF_VALUES.get(op.name, "$^"), str(expected)):
-            got = error_of(torch.vgpu.synchronize, device)
-            assert isinstance(got, torch.AcceleratorError) and str(expected) in str(got)
-        else:
-            assert type(got) is type(expected), f"{expected}\nhere: {got}"
 
 
 def shared(device):
@@ -167,28 +114,6 @@ def test_a_kernel_without_the_dtype_is_named_at_the_call(kernel, elements, devic
     x = torch.ones(elements, device=device)
     with pytest.raises(NotImplementedError, match=f"^.{kernel}. not implemented for 'Float'"):
         KERNELS[kernel](x)
-
-
-INTEGERS = [
-    op
-    for op in op_db
-    if torch.int64 in set(op.dtypes) - set(op.dtypesIfCUDA) and "backward" not in op.name
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("op", INTEGERS, ids=name_of)
-def test_integers_are_refused_where_cuda_has_no_kernel_for_them(op, device):
-    """By torch's tables of dtypes, `dtypes` and `dtypesIfCUDA`."""
-    refused = 0
-    for sample in op.sample_inputs("cpu", torch.int64):
-        args, kwargs = on(device, ((sample.input, *sample.args), sample.kwargs))
-        error = error_of(op.op, *args, **kwargs)
-        if error is not None:
-            refused += 1
-            assert isinstance(error, NotImplementedError)
-            assert re.search("not implemented for '(Long|Bool)'", str(error))
-    assert refused
 
 
 def test_sizes_are_compared_at_the_call_however_large(device):
