@@ -158,6 +158,12 @@ def test_a_chapter_imports_d2lpar_and_two_more_modules(path):
     assert "d2lpar" in found and len(found) <= 3, found
 
 
+def test_rooms_of_the_engine_are_small():
+    for folder in [ROOT / "vgpu", *filter(Path.is_dir, (ROOT / "vgpu").iterdir())]:
+        modules = {path.name for path in folder.glob("*.py")} - {"__init__.py", "__main__.py"}
+        assert len(modules) <= 12, folder
+
+
 def test_no_two_classes_have_the_same_name():
     places = {}
     for package in ("vgpu", "d2lpar"):
@@ -169,15 +175,34 @@ def test_no_two_classes_have_the_same_name():
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
+# Modules of vgpu that a function of vgpu imports, each with what importing it at the top would cost
+LATE_IMPORTS = {
+    ("vgpu.__main__", "vgpu.cuda.run"): "signals that Windows lacks",
+    ("vgpu.cuda.autoload", "vgpu.cuda.torch_cuda"): "torch: `vgpu run` reads names of autoload",
+    ("vgpu.cuda.autoload", "vgpu.modelled.program_clock"): "torch, again",
+    ("vgpu.cuda.autoload", "vgpu.cuda.report"): "torch, again",
+    ("vgpu.cuda.doctor", "vgpu.private.virtual_tables"): "torch, which may fail to import",
+    ("vgpu.cuda.summary", "vgpu.recording.chrome_trace"): "torch, for `vgpu run --trace` alone",
+    ("vgpu.processes.launcher", "vgpu.processes.agent"): "torch's elastic agent",
+    ("vgpu.devices.backend", "vgpu.distributed.functional"): "a torch without torch.distributed",
+    ("vgpu.devices.backend", "vgpu.distributed.process_group"): "a torch without it, again",
+    ("vgpu.devices.device_setup", "vgpu.modelled.model"): "the simulation, for modelled GPUs alone",
+    ("vgpu.devices.device_setup", "vgpu.devices.backend"): "the engine, for virtual GPUs alone",
+}
+
+
 def imports_of_vgpu():
-    """Return pairs (importing module, imported module), imports inside functions included."""
+    """Return (importing module, imported module, whether a function imports it): a set."""
     paths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for path in (ROOT / "vgpu").rglob("*.py")
     }
     found = set()
     for name, path in paths.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        late = {id(node) for function in functions for node in ast.walk(function)}
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -185,14 +210,18 @@ def imports_of_vgpu():
                 modules = [inner if inner in paths else outer for outer, inner in both]
             else:
                 continue
-            found |= {(name, other) for other in modules if other in paths}
+            found |= {(name, other, id(node) in late) for other in modules if other in paths}
     return found
+
+
+def test_a_function_of_the_engine_imports_what_is_heavy_and_no_more():
+    assert {(name, other) for name, other, late in imports_of_vgpu() if late} == set(LATE_IMPORTS)
 
 
 def test_no_modules_of_the_engine_import_each_other():
     """Neither directly nor in a circle, imports inside functions included."""
     below = {}
-    for name, other in imports_of_vgpu():
+    for name, other, _ in imports_of_vgpu():
         below.setdefault(name, set()).add(other)
         below.setdefault(other, set())
     assert len(below) > 80

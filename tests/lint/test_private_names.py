@@ -6,8 +6,9 @@ Elsewhere in `vgpu/` and in `d2lpar/` these are faults:
   and a text that names one, "torch.distributed.tensor._api";
 - an attribute `x._name` of anything, `getattr` included, where no class or module of ours
   defines `_name`;
-- an assignment to an attribute of what was imported from torch, or of a parameter called `module`:
-  functions that change a module of torch once it is imported have one.
+- an assignment to an attribute of what was imported from torch, of a name that stands for it (the
+  variable of a loop over classes of torch, say), or of a parameter called `module`: functions that
+  change a module of torch once it is imported have one.
 """
 
 import ast
@@ -45,6 +46,72 @@ def definitions(tree):
     return {name for name in names if isinstance(name, str) and is_private(name)}
 
 
+def stand_ins(tree, imported):
+    """Return the names in a file that stand for something of torch without being imported.
+
+    They are variables, loop variables and functions: `layer` is one in
+    `for layer in (nn.RNN, nn.GRU)`. What a call of torch's returns is none.
+
+    Args:
+        tree: the file.
+        imported: name -> whether it comes from torch.
+    """
+    values = []  # (names, an expression whose value, or an item of it, they get)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.comprehension)):
+            values.append((names_in(node.target), node.iter))
+        elif isinstance(node, ast.Assign):
+            values += [(names_in(target), node.value) for target in node.targets]
+        elif isinstance(node, (ast.NamedExpr, ast.AnnAssign)) and node.value:
+            values.append((names_in(node.target), node.value))
+        elif isinstance(node, ast.FunctionDef):
+            returned = [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
+            values += [({node.name}, value) for value in returned if value]
+    of_torch = {name for name in imported if imported[name]}
+    found = set()
+    while True:
+        more = {
+            name for names, value in values if stands_for(value, of_torch, found) for name in names
+        }
+        if more <= found:
+            return found
+        found |= more
+
+
+def names_in(target):
+    """Return the variables that an assignment to `target` sets."""
+    names = [each for each in ast.walk(target) if isinstance(each, ast.Name)]
+    return {each.id for each in names if isinstance(each.ctx, ast.Store)}
+
+
+PASS_ON = {"dict", "enumerate", "iter", "list", "reversed", "set", "sorted", "tuple", "zip"}
+
+
+def stands_for(value, of_torch, found):
+    """Return whether an expression is something of torch, or holds such things.
+
+    Args:
+        value: the expression.
+        of_torch: names imported from torch.
+        found: other names that stand for something of torch.
+    """
+    if isinstance(value, ast.Name):
+        return value.id in of_torch or value.id in found
+    if isinstance(value, ast.Call):
+        if ast.unparse(value.func) in PASS_ON:
+            return any(stands_for(each, of_torch, found) for each in value.args)
+        return stands_for(value.func, set(), found)
+    if isinstance(value, (ast.Lambda, ast.Compare, ast.Constant, ast.JoinedStr)):
+        return False
+    if isinstance(value, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
+        return stands_for(value.elt, of_torch, found)
+    if isinstance(value, ast.DictComp):
+        return any(stands_for(each, of_torch, found) for each in (value.key, value.value))
+    if isinstance(value, ast.Subscript):
+        return stands_for(value.value, of_torch, found)
+    return any(stands_for(each, of_torch, found) for each in ast.iter_child_nodes(value))
+
+
 def faults(source, ours):
     """Yield a line number and a text for each fault in the source of a module.
 
@@ -72,7 +139,7 @@ def faults(source, ours):
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             texts.add(node.value)
     imported["module"] = True
-    patched = {name for name in imported if imported[name]}
+    patched = {name for name in imported if imported[name]} | stand_ins(tree, imported)
 
     def root(node):
         while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
@@ -117,6 +184,24 @@ class Mine(nn.Module):
     def _method(self):
         self._own = os._exit, sys._getframe()
         return self._field, self._slot, self.other._method(), self.__dict__, _tables._own
+
+LAYERS = {layer: layer.forward for layer in (nn.RNN, nn.GRU)}
+
+def forwards():
+    return LAYERS
+
+def patch_layers(x):
+    for layer, forward in forwards().items():
+        layer.forward = patch                                           # fault
+    for i, layer in enumerate([nn.RNN, *LAYERS]):
+        setattr(layer, "forward", patch)                                # fault
+    [setattr(each, "forward", i) for each in LAYERS]                    # fault
+    tensor_class = torch.Tensor if x else Mine
+    tensor_class.data = patch                                           # fault
+    for tensor in torch.ones(3), torch.empty(3, dtype=torch.half):
+        tensor.data = x
+    found = isinstance(x, torch.Tensor), find(torch.Tensor)
+    found.data = [each for each in x if each is torch.half]
 
 def patch(module, x):
     x._mark = torch.__version__
