@@ -15,7 +15,7 @@ def draw():
     for left, title in zip(lefts, titles, strict=True):
         drawing.text(left + WIDE / 2, 26, title, bold=True)
         drawing.box(left, TOP, WIDE, HIGH, fill=PALE)
-        drawing.text(left + WIDE / 2, TOP + HIGH + 18, "batch, from small to large")
+        drawing.text(left + WIDE / 2, TOP + HIGH + 18, "batch (both axes logarithmic)")
     drawing.text(253, TOP + HIGH / 2, "×", size=26)
     drawing.text(503, TOP + HIGH / 2, "=", size=26)
     batches = [2**i for i in range(9)]

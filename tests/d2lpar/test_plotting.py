@@ -242,15 +242,16 @@ def test_curves():
 
 def test_runs_are_drawn_with_their_medians_and_a_curve():
     runs = {("plain", 8): [40, 50], ("plain", 16): [30], ("scaled", 16): [20, 22, 60]}
-    [axes] = plot_runs(runs, "batch", "steps", [45, 25]).axes
+    [axes] = plot_runs(runs, "batch", "steps", lambda x: 20 + 200 / x).axes
     formula, *points = axes.lines
-    assert list(formula.get_xdata()) == [8, 16] and list(formula.get_ydata()) == [45, 25]
+    assert [formula.get_xdata()[i] for i in (0, 25, -1)] == pytest.approx([8, 128**0.5, 16])
+    assert [formula.get_ydata()[i] for i in (0, 25, -1)] == pytest.approx([45, 37.678, 32.5], 1e-4)
     assert [list(line.get_ydata()) for line in points] == [[40, 50], [30], [20, 22, 60]]
     assert [bar.get_offsets()[0, 1] for bar in axes.collections] == [45, 30, 22]
     [plain, scaled] = points[1:]
     assert plain.get_xdata()[0] != scaled.get_xdata()[0]  # side by side
-    with pytest.raises(ValueError, match="curve must have 2 values, one per x: got 1"):
-        plot_runs(runs, "batch", "steps", [45])
+    assert plain.get_color() == scaled.get_color() == figures.MEASURED
+    assert formula.get_color() == figures.PREDICTED and plain.get_marker() != scaled.get_marker()
 
 
 def test_progress_ends_on_a_line_without_times(capsys):

@@ -3,33 +3,29 @@
 from statistics import median
 
 from d2lpar.plotting.charts import write_plain_numbers
-from d2lpar.plotting.figures import LINES, new_figure, style
+from d2lpar.plotting.figures import LINES, MEASURED, PREDICTED, new_figure, style
 
 
-def plot_runs(runs, xlabel, ylabel, curve):
-    """Return a log-log figure of runs, their medians and a curve.
+def plot_runs(runs, xlabel, ylabel, formula):
+    """Return a log-log figure of measured runs, their medians and a formula.
 
     Args:
         runs: a dict from (group, x) to the results of its runs, a list.
         xlabel, ylabel: quantities and units.
-        curve: a curve, one number for each x, in ascending order of x.
-
-    Raises:
-        ValueError: the length of `curve` is not the number of x.
+        formula: a function of x, drawn from the least x to the largest.
     """
     ticks = sorted({x for _, x in runs})
-    if len(curve) != len(ticks):
-        raise ValueError(f"curve must have {len(ticks)} values, one per x: got {len(curve)}")
+    xs = [ticks[0] * (ticks[-1] / ticks[0]) ** (i / 50) for i in range(51)]
     groups = list(dict.fromkeys(group for group, _ in runs))
     figure, [[axes]] = new_figure(figsize=(5, 3.3))
     with style():
-        axes.plot(ticks, curve, color="k", linewidth=1, marker="x", label="formula")
+        axes.plot(xs, [formula(x) for x in xs], "--", color=PREDICTED, label="formula, predicted")
         for (group, x), numbers in runs.items():
             i = groups.index(group)
-            colour, _, marker = LINES[i % len(LINES)]
             at = x * 1.07 ** (i - 1)  # next to the other groups
-            look = {"marker": marker, "linestyle": "none", "markersize": 4}
-            axes.plot([at] * len(numbers), numbers, color=colour, label=group, **look)
+            look = {"marker": LINES[i % len(LINES)][2], "linestyle": "none", "markersize": 4}
+            label = f"{group}, measured"
+            axes.plot([at] * len(numbers), numbers, color=MEASURED, label=label, **look)
             axes.scatter(at, median(numbers), 250, "k", marker="_", zorder=3, label="median")
         axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale="log")
         axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
