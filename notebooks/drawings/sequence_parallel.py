@@ -25,7 +25,7 @@ def draw():
         for y in ROWS:
             drawing.arrow(x, y + HEIGHT / 2, end, y + HEIGHT / 2)
     drawing.text(78, 26, "own tokens", bold=True)
-    drawing.text(400, 26, "all tokens, own columns", bold=True)
+    drawing.text(400, 26, "all tokens, own part of the pair", bold=True)
     drawing.text(690, 26, "own tokens", bold=True)
     drawing.text(16, 214, "forward →", anchor="start")
     drawing.text(16, 244, "backward ←", anchor="start")
