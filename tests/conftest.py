@@ -52,6 +52,12 @@ def device(devices):
     return devices[1]
 
 
+@pytest.fixture
+def no_garbage():
+    """Free what earlier tests left in cycles, before a test that counts bytes in use."""
+    gc.collect()
+
+
 @pytest.fixture(params=["here", "elsewhere"])
 def here_and_elsewhere(request, devices):
     """Run a test as usual, and in another thread on side streams: see `gates.elsewhere`."""

@@ -20,7 +20,7 @@ from vgpu.runtime.streams import StreamQueue
 
 MIB = 2**20
 
-pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
+pytestmark = pytest.mark.usefixtures("no_garbage", "here_and_elsewhere")
 
 
 def used(device):

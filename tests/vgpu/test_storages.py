@@ -22,7 +22,7 @@ from vgpu.runtime import registry
 
 MIB = 2**20
 
-pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
+pytestmark = pytest.mark.usefixtures("no_garbage", "here_and_elsewhere")
 
 
 @pytest.fixture
@@ -212,7 +212,6 @@ def test_views_of_a_storage_follow_when_it_grows(devices):
 
 def test_a_tensor_without_values_grows():
     (device,) = virtual_gpus(1, model="v100", values=False)
-    gc.collect()  # tensors of earlier tests in cycles
     base, x = allocated(), torch.arange(3.0, device=device)
     assert x.resize_(5)[:3].tolist() == [0, 1, 2]
     assert math.isnan(x.resize_(2**28).normal_().sum().item())
