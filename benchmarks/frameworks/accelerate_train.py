@@ -21,4 +21,7 @@ for _ in range(2):
         optimizer.step()
         losses.append(accelerator.reduce(loss.detach(), "mean").item())
 report(losses)
+accelerator.wait_for_everyone()
+# DDP must not outlive its group: torch may abort.
+model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
 accelerator.end_training()
