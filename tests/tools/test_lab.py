@@ -186,6 +186,10 @@ def test_what_is_no_import_that_moved_stays(text):
             "def f():\n    from vgpu import Link\n\nfrom vgpu import Span",
         ),
         ("ä = 1; from d2lpar.virtual import Link; b = 2", "ä = 1; from vgpu import Link; b = 2"),
+        (
+            "stages = split_layers(net, [4], devices)",
+            "stages = split_into_stages(net, [4], devices)",
+        ),
     ],
 )
 def test_an_import_that_moved_keeps_its_form(text, new):

@@ -41,6 +41,7 @@ TEXTS = {  # what else has another name in code
     "D2LPAR_THREADS": "VGPU_THREADS",
     "d2lpar.virtual.PRESETS": "d2lpar.PRESETS",
     "d2lpar.processes.rank": "vgpu.processes.rank",
+    "split_layers": "split_into_stages",
     '"d2lpar", "run"': '"vgpu", "run"',
     '"d2lpar", "doctor"': '"vgpu", "doctor"',
     '"d2lpar.parallel.collectives"': '"d2lpar.collectives"',
