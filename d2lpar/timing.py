@@ -30,7 +30,7 @@ class Timer:
 
     def start(self):
         """Start or restart the stopwatch."""
-        self._others = None if hardware_name() else read_cpu_times()  # CPU times at the start
+        self._cpu_before = None if hardware_name() else read_cpu_times()
         self._clock, self._started = clock_in_force(), clock()
 
     def stop(self):
@@ -44,7 +44,7 @@ class Timer:
                 "virtual_gpus has changed the clock since this timer started: restart the timer"
             )
         self.times.append(clock() - self._started)
-        while_timed.add(self._others)  # for the warning that `compare` prints
+        while_timed.add(self._cpu_before)  # for the warning that `compare` prints
         return self.times[-1]
 
     def avg(self):

@@ -28,7 +28,6 @@ _PUBLIC = {
     "devices_in_use": "runtime.registry",  # the virtual GPUs of this process
     "synchronize": "runtime.registry",  # wait for the work of devices, by default of all
     "move_to_machine": "runtime.registry",  # move a modelled GPU to another machine
-    "set_thread_count": "runtime.engines",  # threads of the kernels that this thread runs
     "cores_of_this_process": "process_limits",  # number of cores this process may use
     "memory_of_this_process": "process_limits",  # bytes this process may use
     # time

@@ -60,7 +60,7 @@ class Timeline:
         self.hardware = hardware_name()
         self._clock = clock_in_force()
         self._state = "recording"
-        self._others = None if self.hardware else read_cpu_times()  # CPU times at the start
+        self._cpu_before = None if self.hardware else read_cpu_times()
         self._origin = clock()
         return self
 
@@ -72,7 +72,7 @@ class Timeline:
                 raise
         finally:
             self._end = clock()
-            while_timed.add(self._others)
+            while_timed.add(self._cpu_before)
             self._state = "done"
             for stop, spans in self._recorders:
                 stop(spans)
@@ -280,7 +280,7 @@ def start_recorders():
     return recorders
 
 
-_OF_A_PROCESS = ("_recorders", "_clock", "_others")  # attributes that are not pickled
+_OF_A_PROCESS = ("_recorders", "_clock", "_cpu_before")  # attributes that are not pickled
 
 
 def _named(span):

@@ -202,7 +202,7 @@ def gradients(sample, result, arguments):
     return torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True)
 
 
-@pytest.mark.parametrize("op", map(marked, OPS))
+@pytest.mark.parametrize("op", [*map(marked, OPS)])
 def test_operator_gives_what_it_gives_on_the_cpu(op, device):
     name = op_name(op)
     tolerance = TOLERANCE.get(name, {})

@@ -55,7 +55,9 @@ def _set_(func, args, kwargs):
 
 
 def _layout_of_as_strided(tensor, size, stride, *offset):
-    if min(*stride, *filter(None, offset), 0, 0) < 0:  # torch 2.11 would infer another layout
+    if any(
+        n is not None and n < 0 for n in (*stride, *offset)
+    ):  # torch 2.11 would infer another layout
         tensor = torch.empty(0)  # whose kernel raises the error
     return aten.as_strided.default(tensor, size, stride, *offset)
 

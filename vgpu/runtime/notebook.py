@@ -7,6 +7,7 @@ import time
 from _thread import start_new_thread
 from collections import Counter
 from functools import partial
+from traceback import walk_stack
 from types import TracebackType
 
 from vgpu.runtime import registry, scheduler, threads
@@ -73,15 +74,10 @@ def _interrupt_again(hook, unraisable):
 def _interrupt_main_thread():
     """Interrupt the main thread once it has left `_interrupt_again`, which would drop it."""
     main = threading.main_thread().ident
-    while _interrupt_again.__code__ in _codes(sys._current_frames()[main]):
+    hook = _interrupt_again.__code__
+    while any(each.f_code is hook for each, _ in walk_stack(sys._current_frames()[main])):
         time.sleep(0.001)
     signal.pthread_kill(main, signal.SIGINT)
-
-
-def _codes(frame):
-    while frame is not None:
-        yield frame.f_code
-        frame = frame.f_back
 
 
 def _show(shell, kind, error, traceback, tb_offset=None):
