@@ -55,10 +55,9 @@ def _set_(func, args, kwargs):
 
 
 def _layout_of_as_strided(tensor, size, stride, *offset):
-    if any(
-        n is not None and n < 0 for n in (*stride, *offset)
-    ):  # torch 2.11 would infer another layout
-        tensor = torch.empty(0)  # whose kernel raises the error
+    # torch 2.11 would infer another layout; the kernel for a CPU tensor raises the error.
+    if any(n is not None and n < 0 for n in (*stride, *offset)):
+        tensor = torch.empty(0)
     return aten.as_strided.default(tensor, size, stride, *offset)
 
 
