@@ -13,6 +13,7 @@ import torch
 from vgpu.operators.plans import (
     CONSTANT,
     NEW,
+    NO_PLAN,
     SAME,
     VIEW,
     Plan,
@@ -241,12 +242,12 @@ class Call:
             error = self._refusal()
             if error is not None:
                 raise error
-            keep_plan(key, False)
+            keep_plan(key, NO_PLAN)
 
     def infer(self):
         """Return a new `Plan`, from the layouts that torch infers.
 
-        False if the operator has no shape inference; None if only the kernel knows the results.
+        NO_PLAN if the operator has no shape inference; None if only the kernel knows the results.
         """
         metas = self._placeholders(META)
         args, kwargs = self._with(metas, META)
@@ -256,7 +257,7 @@ class Call:
         except RuntimeError as error:
             if not lacks_shape_inference(operator.func, error):
                 raise
-            return False
+            return NO_PLAN
         flat, spec = (result,), None
         if isinstance(result, (list, tuple)):
             flat, spec = result, type(result)

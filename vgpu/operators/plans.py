@@ -144,10 +144,11 @@ def operator_of(func):
 find_operator = _operators.get
 plans_by_key = {}
 find_plan = plans_by_key.get  # None for a new key
+NO_PLAN = False  # kept for a key if layouts of results are unknown before the operator has run
 
 
 def keep_plan(key, plan):
-    """Cache the plan of a key; False if the layouts are unknown before the operator runs."""
+    """Cache the plan of a key, or NO_PLAN."""
     if len(plans_by_key) >= MAX_PLANS:
         plans_by_key.clear()
     plans_by_key[key] = plan

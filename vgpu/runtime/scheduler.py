@@ -26,7 +26,7 @@ SWITCH_INTERVAL = 1e-4  # seconds
 QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA blocks the host at about this number, too
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # vgpu's folder
-_ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
+_ordering = threading.RLock()  # guards what changes in an op once it is issued
 _recordings = ()  # lists to which spans of finished ops are appended
 _forks = []  # has an item in a fork of a process with virtual GPUs
 thread_local = threading.local()  # `engine` is set in an engine's thread
@@ -168,7 +168,8 @@ class Op:
         previous: the op before it in its stream, on which it depends.
         after: other ops on which it depends, passed to `issue`.
         waits: {op: time of the call} for those that its stream was told to wait for.
-        missing, dependents: number of its dependencies that are not done; ops that depend on it.
+        num_unfinished, dependents: number of its dependencies that are not done; ops that depend
+            on it.
     """
 
     error = num_bytes = source = target = seconds = generator = None
@@ -176,7 +177,7 @@ class Op:
     plan = receiver = launched = None
     after = ()
     ready = start = end = 0.0
-    missing = number = 0
+    num_unfinished = number = 0
     done = False
 
     def __init__(self, name, kind, engine, work, args=(), kwargs=None, out=None):
@@ -255,7 +256,7 @@ class ReadyQueue:
                 return True
             if previous.engine is self:  # runs in this thread, so it cannot finish meanwhile
                 previous.dependents.append(op)
-                op.missing = 1
+                op.num_unfinished = 1
                 return False
         return admit(op)
 
@@ -303,8 +304,8 @@ def complete(op):
         for dependent in dependents:
             if op.end > dependent.ready:
                 dependent.ready = op.end
-            dependent.missing -= 1
-            if dependent.missing == 0:
+            dependent.num_unfinished -= 1
+            if dependent.num_unfinished == 0:
                 ready.append(dependent)
     return ready, waiters
 
@@ -320,8 +321,8 @@ def admit(op):
                 op.ready = max(op.ready, earlier.end)
             else:
                 earlier.dependents.append(op)
-                op.missing += 1
-        return op.missing == 0
+                op.num_unfinished += 1
+        return op.num_unfinished == 0
 
 
 def under_way(op):

@@ -81,8 +81,9 @@ class StreamQueue:
     def tail(self):
         """Return the ops to wait for until this stream is idle."""
         check_not_forked()
-        with _issuing:
-            ops = (self.last, *(self.waits or ()))
+        # In this order: another thread's `issue` between them moves `waits` to its op, `last`.
+        waits, last = self.waits, self.last
+        ops = (last, *(waits or ()))
         return tuple(op for op in ops if op is not None and under_way(op))
 
     def wait_for(self, ops):
