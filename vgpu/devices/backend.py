@@ -32,7 +32,7 @@ from vgpu.runtime import registry, scheduler
 from vgpu.runtime.engines import after_fork, before_fork
 from vgpu.runtime.interrupts import defer_interrupts
 from vgpu.runtime.notebook import adapt_to_notebook
-from vgpu.tensors import storages
+from vgpu.tensors import pinned_memory, storages
 from vgpu.tensors.generators import Generator
 from vgpu.tensors.tensor import REFUSALS, VirtualTensor, can_become, on_virtual_gpu, set_data
 
@@ -67,8 +67,8 @@ def register():
             copy_=lambda target, source, non_blocking=False: copies.copy_(
                 None, (target, source, non_blocking), {}
             ),
-            is_pinned=copies.is_pinned,
-            pin=copies.pin,
+            is_pinned=pinned_memory.is_pinned,
+            pin=pinned_memory.pin,
             restore=storages.restore,
             kernels=(autocast.register, attention.register, checks.register),
             refusals=REFUSALS,

@@ -5,25 +5,13 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from vgpu.operators.issuing import Call, raise_now, two_devices_error
 from vgpu.operators.plans import aten, operator_of, tables
-from vgpu.private.virtual_tables import is_from_pinned_allocator
 from vgpu.runtime import registry, scheduler, threads
 from vgpu.runtime.scheduler import Op, note_sync, wait
 from vgpu.runtime.threads import issue_op
 from vgpu.tensors import lazy
 from vgpu.tensors.cells import CPU, META, Cell, TensorLayout, Unavailable, fetch, is_known, revive
+from vgpu.tensors.pinned_memory import is_pinned, pin
 from vgpu.tensors.tensor import VirtualTensor, new_tensor, refuse_without_values
-
-
-def is_pinned(tensor):
-    """Return whether the memory of a CPU tensor is pinned for virtual GPUs."""
-    marked = getattr(tensor.untyped_storage(), "_vgpu_pinned", False)
-    return marked or is_from_pinned_allocator(tensor)
-
-
-def pin(tensor):
-    """Mark the memory of a CPU tensor as pinned and return the tensor."""
-    tensor.untyped_storage()._vgpu_pinned = True
-    return tensor
 
 
 def copy(target, source, non_blocking=False, new=False):
