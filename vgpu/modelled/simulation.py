@@ -205,7 +205,7 @@ class Simulation(scheduler.DeviceClock):
     def has_ended(self, op):
         return op.done and (op.end <= self.now() or scheduler.clock is not self)
 
-    def launch(self, op, stream):
+    def time_of_issue(self, op, stream):
         """Advance the calling thread's clock by the cost of a launch; return the time of issue.
 
         It is no earlier than that of a dependency, which another thread may have issued.

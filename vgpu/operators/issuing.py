@@ -214,7 +214,7 @@ class Call:
 
         If their layouts are unknown before it runs, the host waits for it.
         """
-        if self.operator.waits:
+        if self.operator.is_synchronous:
             return self.run_now()
         key = tuple(self.key)
         plan = find_plan(key)

@@ -47,7 +47,7 @@ class tables:  # noqa: N801
     shape = {}  # operator -> function that returns empty results of the right layout on `meta`
     keyed_by_value = set()  # names: the values of numbers determine the result's shape, or errors
     allocating = set()  # names: the result is uninitialised
-    waiting = set()  # names: the shape of the result, or a Python result, depends on values
+    synchronous = set()  # names: the shape of the result, or a Python result, depends on values
     cpu_arguments = {}  # name -> "move" or "keep" CPU tensors among the arguments
     bit_views = set()  # operators: views that differ by more than their layout
 
@@ -68,7 +68,7 @@ class Operator:
         only_layout: whether it only changes the layout of its first argument.
         generator: the position of the argument of this name; or None.
         is_tried: whether zeros and ones may be tried for errors that do not depend on values.
-        special, random, run, allocates, waits, cpu_arguments: see `tables`.
+        special, random, run, allocates, is_synchronous, cpu_arguments: see `tables`.
     """
 
     def __init__(self, func):
@@ -107,7 +107,7 @@ class Operator:
         self.only_layout = torch.Tag.inplace_view in func.tags
         self.run = tables.run.get(func, function_of(func))
         self.allocates = packet in tables.allocating
-        self.waits = packet in tables.waiting
+        self.is_synchronous = packet in tables.synchronous
         self.cpu_arguments = tables.cpu_arguments.get(packet)
 
 

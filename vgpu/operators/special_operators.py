@@ -242,7 +242,7 @@ tables.keyed_by_value.update({"arange", "range", "linspace", "logspace", "histc"
 tables.allocating.update(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 )
-tables.waiting.update(
+tables.synchronous.update(
     "allclose equal _embedding_bag _embedding_bag_forward_only multilabel_margin_loss_forward "
     "tensor_split".split()
 )

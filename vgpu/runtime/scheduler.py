@@ -58,7 +58,7 @@ class DeviceClock:
     def now(self):
         """Return the time of the calling thread, in seconds."""
 
-    def launch(self, op, stream):
+    def time_of_issue(self, op, stream):
         """Return the time of issue of an op, after the host time of its launch."""
 
     def advance(self, seconds):
@@ -115,7 +115,7 @@ class WallClock(DeviceClock):
     def now(self):
         return perf_counter()
 
-    def launch(self, op, stream):
+    def time_of_issue(self, op, stream):
         return perf_counter()
 
     def call_and_wait(self, function, *arguments):

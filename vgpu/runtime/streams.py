@@ -47,7 +47,7 @@ class StreamQueue:
         if not engine.started:
             engine.start()
         memory = self.device.memory
-        launch = engine.clock.launch
+        time_of_issue = engine.clock.time_of_issue
         if memory.recorded:  # freed memory is held by ops issued before the free, not by this one
             memory.note_freed()
         op.stream = self
@@ -58,7 +58,7 @@ class StreamQueue:
         with _issuing:
             if then is not None:
                 then.waits = then._waits_under_way()
-            op.issued = issued = launch(op, self)
+            op.issued = issued = time_of_issue(op, self)
             if generator is not None:
                 op.kwargs["generator"].manual_seed(generator.next_seed())
                 offset = generator.offset + 1
