@@ -160,7 +160,8 @@ def tree(condition):
         names = subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")
         there = [name for name in names if (ROOT / name).is_file()]
         copy.mkdir(parents=True)
-        subprocess.run(["cp", "--parents", *there, copy], cwd=ROOT, check=True)
+        cp = ["cp", "--parents", "--preserve=timestamps"]  # or make would set the environment up
+        subprocess.run([*cp, *there, copy], cwd=ROOT, check=True)
         if condition.seeds:
             for path in copy.glob("notebooks/**/*.ipynb"):
                 path.write_text(with_seeds(path.read_text("utf-8"), condition.seeds), "utf-8")

@@ -51,8 +51,10 @@ def patch_data_parallel(comm, on_virtual_gpu, get_stream, device_type, copying, 
 
     @functools.wraps(replicate)
     def counted_replicate(network, devices, detach=False):
+        replicas = replicate(network, devices, detach)
+        # After the call: it copies the modules once it has launched the copies of the parameters.
         copying(len(devices) * sum(1 for _ in network.modules()))
-        return replicate(network, devices, detach)
+        return replicas
 
     @functools.wraps(parallel_apply)
     def shared_parallel_apply(modules, *args, **kwargs):
