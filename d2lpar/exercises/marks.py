@@ -254,8 +254,8 @@ def _refused(modules):
 
 def _text(error):
     """Return type and message of an exception, without the name of a file."""
-    message = short(re.sub(r" \(\S+\.py\)$", "", str(getattr(error, "msg", error))))
-    return f"{type(error).__name__}: {message}".removesuffix(": ")
+    message = str(getattr(error, "msg", error)).removesuffix(f" ({getattr(error, 'path', None)})")
+    return f"{type(error).__name__}: {short(message)}".removesuffix(": ")
 
 
 def _file(value):

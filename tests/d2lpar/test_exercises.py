@@ -451,6 +451,13 @@ STORIES = {  # cells, and the line that the last of them prints first
         ["def devices(*times):\n    from d2lpar.exercises.scaling import unknown", LIKE],
         "cannot import name 'unknown' from 'd2lpar.exercises.scaling'\n",
     ),
+    "a name that a module in a folder with a space has not": (
+        [
+            "def devices(*times):\n    raise ImportError('no x in y (/a b/y.py)', path='/a b/y.py')",
+            LIKE,
+        ],
+        "ImportError: no x in y\n",
+    ),
     "too short a list": (
         ["def devices(*times):\n    return []", FIRST],
         "devices: the check cannot use this answer: IndexError: list index out of range",
