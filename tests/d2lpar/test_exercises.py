@@ -453,7 +453,7 @@ STORIES = {  # cells, and the line that the last of them prints first
     ),
     "a name that a module in a folder with a space has not": (
         [
-            "def devices(*times):\n    raise ImportError('no x in y (/a b/y.py)', path='/a b/y.py')",
+            "def devices(*times):\n    raise ImportError('no x in y (/a b.py)', path='/a b.py')",
             LIKE,
         ],
         "ImportError: no x in y\n",
