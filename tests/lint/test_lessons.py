@@ -52,19 +52,28 @@ def test_code_is_counted_without_blank_lines_and_nothing_after_the_exercises():
     assert (part.words, part.lines) == (0, 3)
 
 
-def test_a_figure_is_a_cell_that_shows_a_picture():
+def test_a_figure_is_a_cell_that_shows_a_picture_and_a_drawing_stands_in_the_text():
     cells = [new_code_cell("f()"), new_code_cell("g()"), new_code_cell("print(1)")]
+    cells.append(new_markdown_cell("![a drawing][d] ![another](figures/a.svg)\n\n`x![0]`"))
     picture = new_output("display_data", {"image/png": "", "text/plain": "<Figure>"})
     cells[1].outputs = [picture, picture]
     cells[2].outputs = [new_output("stream", text="1")]
-    assert lessons.count(cells).figures == 1
+    part = lessons.count(cells)
+    assert (part.figures, part.outputs, part.drawings) == (1, 1, 2)
 
 
 @pytest.mark.parametrize(
     ("counts", "minutes"),
-    [((170, 0, 0, 0), 1), ((171, 0, 0, 0), 2), ((34, 3, 1, 20), 3), ((340, 9, 3, 90), 11)],
+    [
+        ((170, 0, 0, 0), 1),
+        ((171, 0, 0, 0), 2),
+        ((34, 3, 1, 20), 3),
+        ((340, 9, 3, 90), 11),
+        ((0, 0, 0, 0, 1, 2, 3), 4),
+        ((0, 0, 0, 0, 1, 2, 4), 5),
+    ],
 )
-def test_minutes_are_the_sum_of_the_four_rounded_up(counts, minutes):
+def test_minutes_are_the_sum_of_all_rounded_up(counts, minutes):
     assert lessons.Part(*counts).minutes == minutes
 
 
@@ -100,10 +109,10 @@ def rows(path):
 
 def test_a_lesson_is_counted_up_to_its_exercises_and_its_pages_stand_below(lesson, monkeypatch):
     row, *pages = rows(lesson)
-    assert row == ["01_x", "337", "18", "1", "0", "60", "7"]
+    assert row == ["01_x", "337", "18", "1", "0", "0", "0", "60", "7"]
     assert pages == [
-        ["01_more", "171", "1", "0", "0", "0", "2"],
-        ["01_answers", "3", "1", "0", "0", "0", "1"],
+        ["01_more", "171", "1", "0", "0", "0", "0", "0", "2"],
+        ["01_answers", "3", "1", "0", "0", "0", "0", "0", "1"],
     ]
     monkeypatch.setitem(lessons.LIMITS, "lines", 18)
     monkeypatch.setitem(lessons.LIMITS, "words", 336)
