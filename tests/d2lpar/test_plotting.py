@@ -240,14 +240,14 @@ def test_curves():
         plot_curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
 
 
-def test_runs_are_drawn_with_their_medians_and_a_curve():
+def test_runs_are_drawn_with_their_means_and_a_curve():
     runs = {("plain", 8): [40, 50], ("plain", 16): [30], ("scaled", 16): [20, 22, 60]}
     [axes] = plot_runs(runs, "batch", "steps", lambda x: 20 + 200 / x).axes
     formula, *points = axes.lines
     assert [formula.get_xdata()[i] for i in (0, 25, -1)] == pytest.approx([8, 128**0.5, 16])
     assert [formula.get_ydata()[i] for i in (0, 25, -1)] == pytest.approx([45, 37.678, 32.5], 1e-4)
     assert [list(line.get_ydata()) for line in points] == [[40, 50], [30], [20, 22, 60]]
-    assert [bar.get_offsets()[0, 1] for bar in axes.collections] == [45, 30, 22]
+    assert [bar.get_offsets()[0, 1] for bar in axes.collections] == [45, 30, 34]
     [plain, scaled] = points[1:]
     assert plain.get_xdata()[0] != scaled.get_xdata()[0]  # side by side
     assert plain.get_color() == scaled.get_color() == figures.MEASURED
