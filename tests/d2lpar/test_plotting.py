@@ -336,20 +336,20 @@ def test_no_figure_is_wider_than_a_notebook_in_a_window_of_1024_pixels():
         assert figure.get_size_inches()[0] * figure.dpi <= 760
 
 
-def test_layouts_are_drawn_in_the_panel_of_their_split():
-    predicted = {Layout(2, 1, 4, 2): 3.0, Layout(2, 1, 4, 1): 2.0, Layout(1, 8, 1, 4): 5.0}
-    measured = {Layout(2, 1, 4, 1): 4.0, Layout(4, 1, 2): 9.0}  # of the second nothing is predicted
-    figure = plot_layouts(predicted, measured, label="modelled")
-    first, second, third = figure.axes
-    assert [first.get_title(), second.get_title()] == ["t = 2, p = 1", "t = 1, p = 8"]
-    assert not third.get_visible()
-    [legend] = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["modelled", "measured"]
-    lines = [[tuple(map(list, line.get_data())) for line in axes.lines] for axes in figure.axes]
-    assert lines == [[([1, 2], [2.0, 3.0]), ([1], [4.0])], [([4], [5.0]), ([], [])], []]
-    assert first.get_ylim() == second.get_ylim() and first.get_xlim() == second.get_xlim()
+def test_layouts_are_points_of_their_t():
+    one, two, other = Layout(2, 1, 4, 2), Layout(2, 1, 4, 1), Layout(1, 8, 1, 4)
+    predicted, measured = {one: 3.0, two: 2.0, other: 5.0}, {other: 6.0, two: 4.0, one: 3.5}
+    figure = plot_layouts(predicted, measured, label="modelled", fitted=two)
+    [axes] = figure.axes
+    points = {line.get_label(): tuple(map(list, line.get_data())) for line in axes.lines[1:]}
+    assert points == {"t = 1": ([6.0], [5.0]), "t = 2": ([3.5], [3.0]), "fitted": ([4.0], [2.0])}
+    assert legend_labels(figure) == ["equal", "t = 1", "t = 2", "fitted"]
+    assert axes.get_xlabel() == "a step, measured (s)"
+    assert axes.get_ylabel() == "a step, modelled (s)"
+    assert axes.get_xlim() == axes.get_ylim()
 
 
-def test_layouts_without_predictions_are_refused():
-    with pytest.raises(ValueError, match="predicted must not be empty"):
-        plot_layouts({}, {})
+@pytest.mark.parametrize("predicted", [{}, {Layout(): 1.0}])
+def test_layouts_that_only_one_side_has_are_refused(predicted):
+    with pytest.raises(ValueError, match=f"the same layouts, at least one: got {len(predicted)}"):
+        plot_layouts(predicted, {})

@@ -3,6 +3,7 @@
 layouts        tensor, pipeline and data parallelism at once
 gpt            the network; program_costs: what its layer, its head and the rest of a step cost
 layout_search  a step of GPT in each layout; plan_command: `d2lpar plan`, a table of text
+split_gpt      what the lab's program needs besides splitting: a stage, its check, its full size
 measured_steps steps of others, and how well two orders agree; plots: the figure
 """
 
@@ -13,17 +14,37 @@ from d2lpar.chapters.planning_a_training_run.measured_steps import (
     steps_on_64_a100s,
 )
 from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
+from d2lpar.chapters.planning_a_training_run.split_gpt import (
+    GPTStage,
+    Methods,
+    attend,
+    cut_of,
+    full_size,
+    gradient_errors,
+    group_of,
+    named_gradients,
+    own_numbers,
+)
 from d2lpar.chapters.tensor_parallelism import split_cross_entropy
 from d2lpar.side_streams import receive, send
 from vgpu import as_machine
 
 __all__ = [
     "GPT",
+    "GPTStage",
     "Layout",
+    "Methods",
     "Split",
     "Sum",
     "as_machine",
+    "attend",
+    "cut_of",
+    "full_size",
+    "gradient_errors",
+    "group_of",
     "layouts",
+    "named_gradients",
+    "own_numbers",
     "plot_layouts",
     "rank_correlation",
     "receive",

@@ -1,56 +1,47 @@
-"""The figure of chapter 13: the seconds of a step over the micro-batch, a panel for each split."""
+"""The figure of chapter 13: predicted over measured seconds of a step, a marker for each t."""
 
-from math import ceil
+from d2lpar.plotting.figures import IDEAL, LINES, new_figure, style
 
-from d2lpar.plotting.figures import MEASURED, PREDICTED, WIDE, new_figure, style
-
-COLUMNS = 3
+LOOKS = (*((color, marker) for color, _, marker in LINES), ("#5e4b8b", "v"))
 
 
-def plot_layouts(predicted, measured, label="predicted"):
-    """Return a figure with a panel for each pair of t and p: seconds per step over micro-batches.
+def plot_layouts(predicted, measured, label="predicted", fitted=None):
+    """Return a figure with a point for each layout; on the diagonal both times are the same.
 
     Args:
         predicted: a dict from `Layout`s to predicted seconds per step.
-        measured: a dict from `Layout`s to measured seconds per step.
-        label: of the first in the legend, "modelled" for example.
+        measured: a dict from the same `Layout`s to measured seconds per step.
+        label: what the first are, "modelled" for example.
+        fitted: the `Layout` whose measured step went into the predictions, drawn as a ring; or
+            None.
 
     Raises:
-        ValueError: nothing is predicted.
+        ValueError: the two have not the same layouts, or none.
     """
-    if not predicted:
-        raise ValueError("predicted must not be empty")
-    splits = list(dict.fromkeys((each.tensor, each.pipeline) for each in predicted))
-    nrows = ceil(len(splits) / COLUMNS)
-    figure, axes = new_figure(nrows, COLUMNS, (WIDE, 0.5 + 1.7 * nrows))
-    panels = [panel for row in axes for panel in row]
+    if not predicted or predicted.keys() != measured.keys():
+        counts = f"got {len(predicted)} and {len(measured)}"
+        raise ValueError(
+            f"predicted and measured must have the same layouts, at least one: {counts}"
+        )
+    figure, [[axes]] = new_figure(1, 1, (5.2, 3.4))
     everything = [*predicted.values(), *measured.values()]
-    bottom, top = min(everything) / 1.15, max(everything) * 1.15
-    ticks = [y for y in (0.1, 0.2, 0.5, 1, 2, 4, 6, 10, 15, 30, 60) if bottom <= y <= top]
-    sizes = sorted({each.micro_batch for each in [*predicted, *measured]})
-    looks = (
-        (predicted, {"label": label, "color": PREDICTED, "marker": "s", "linestyle": "--"}),
-        (measured, {"label": "measured", "color": MEASURED, "marker": "o", "linestyle": "-"}),
-    )
+    limits = min(everything) / 1.1, max(everything) * 1.1
+    ticks = [y for y in (0.1, 0.2, 0.5, 1, 2, 3, 4, 6, 10, 15, 30) if limits[0] <= y <= limits[1]]
+    degrees = sorted({each.tensor for each in predicted})
     with style():
-        for panel, (t, p) in zip(panels, splits, strict=False):
-            for seconds, look in looks:
-                points = sorted(
-                    (each.micro_batch, y)
-                    for each, y in seconds.items()
-                    if (each.tensor, each.pipeline) == (t, p)
-                )
-                x, y = zip(*points, strict=True) if points else ((), ())
-                panel.plot(x, y, markersize=4, **look)
-            panel.set(title=f"t = {t}, p = {p}", xscale="log", yscale="log")
-            panel.set(xlim=(sizes[0] / 1.4, sizes[-1] * 1.4), xticks=sizes, xticklabels=sizes)
-            panel.set(ylim=(bottom, top))
-            panel.minorticks_off()
-            panel.set_yticks(ticks, labels=ticks)
-            panel.grid(True)
-        for panel in panels[len(splits) :]:
-            panel.set_visible(False)
-        figure.supxlabel("sequences in a micro-batch", fontsize=9)
-        figure.supylabel("a step (s)", fontsize=9)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        axes.plot(limits, limits, color=IDEAL, linewidth=1, label="equal")
+        for t, (color, marker) in zip(degrees, LOOKS, strict=False):
+            some = [each for each in predicted if each.tensor == t and each != fitted]
+            x, y = ([seconds[each] for each in some] for seconds in (measured, predicted))
+            axes.plot(x, y, color=color, marker=marker, linestyle="", label=f"t = {t}")
+        if fitted:
+            point = [measured[fitted]], [predicted[fitted]]
+            axes.plot(*point, "o", markersize=9, color="black", fillstyle="none", label="fitted")
+        axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
+        axes.set(xlabel="a step, measured (s)", ylabel=f"a step, {label} (s)")
+        axes.minorticks_off()
+        axes.set_xticks(ticks, labels=ticks)
+        axes.set_yticks(ticks, labels=ticks)
+        axes.grid(True)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure

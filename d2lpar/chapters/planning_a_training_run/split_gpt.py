@@ -1,0 +1,189 @@
+"""Parts of the lab's program that are not about splitting: a stage, its check, its full size.
+
+A layer is a class of the lab, `make_layer(net, group, methods)`, with its way into the tensor
+group as `f`. A trainer, also of the lab, has `stages`, `buckets`, the groups `tensor` and `data`,
+and `gradients(X, y)`.
+"""
+
+import contextlib
+import functools
+import itertools
+import zlib
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from d2lpar.chapters.planning_a_training_run.layouts import sweep
+
+
+@dataclass
+class Methods:
+    """The methods of a step; all of them are those of today.
+
+    Attributes:
+        sequence: whether ranks of a tensor group split the tokens between the products.
+        fused: whether attention is one kernel.
+        hide: whether sums of gradients start in the backward pass.
+        dtype: of weights and activations.
+    """
+
+    sequence: bool = True
+    fused: bool = True
+    hide: bool = True
+    dtype: torch.dtype = torch.bfloat16
+
+
+def group_of(layout, axis):
+    """Return the group of this process along an axis, "tensor" or "data".
+
+    All processes must call it, in the same order.
+    """
+    firsts = range(layout.tensor * layout.data)  # the ranks of the first stage
+    ranks = sorted({tuple(layout.ranks_of(rank, axis)) for rank in firsts})
+    return dist.new_subgroups_by_enumeration([list(each) for each in ranks])[0]
+
+
+@contextlib.contextmanager
+def own_numbers(device, group, own=True):
+    """Context manager: ranks of a group with the same generator draw different numbers.
+
+    The seed follows from the generator's state, which is unchanged afterwards, so a layer that is
+    recomputed draws the same numbers again.
+
+    Args:
+        device: the device whose generator it is.
+        group: a process group.
+        own: whether they are different.
+    """
+    if not own or group.size() == 1:
+        yield
+        return
+    gpus = torch.get_device_module(device)
+    seed = zlib.crc32(bytes(gpus.get_rng_state(device).tolist()))
+    with torch.random.fork_rng([device], device_type=device.type):
+        gpus.manual_seed(seed + group.rank())
+        yield
+
+
+def attend(queries, keys, values, dropout, fused):
+    """Return the attention of some heads, (heads, tokens, size).
+
+    Fused, a token sees itself and the tokens before it. Otherwise the kernels are those of 2021,
+    which have scale and mask in the kernel of the softmax: they have its time, but neither.
+
+    Args:
+        queries, keys, values: of the shape (heads, tokens, size).
+        dropout: the fraction of scores that are dropped.
+        fused: whether it is one kernel.
+    """
+    if fused:
+        heads = (queries[None], keys[None], values[None])
+        options = {"dropout_p": dropout, "is_causal": True}
+        return functional.scaled_dot_product_attention(*heads, **options)[0]
+    scores = torch.bmm(queries, keys.transpose(1, 2))
+    return torch.bmm(functional.dropout(functional.softmax(scores, -1), dropout), values)
+
+
+class GPTStage(nn.Module):
+    """1/p of the layers; the first stage has the embedding, and the last one the head."""
+
+    def __init__(self, make_layer, net, s, layout, group, methods):
+        super().__init__()
+        self.recompute, self.group, last = layout.recompute, group, layout.pipeline - 1
+        num_layers = net.layers // layout.pipeline
+        self.embed = nn.Embedding(net.vocabulary, net.width) if s == 0 else None
+        self.parts = nn.ModuleList(make_layer(net, group, methods) for _ in range(num_layers))
+        num_words = net.vocabulary // group.size()
+        self.norm = nn.LayerNorm(net.width) if s == last else None
+        self.out = nn.Linear(net.width, num_words, False) if s == last else None
+
+    def forward(self, X):  # (b, tokens) at the first stage, else (tokens, b, width)
+        X = self.embed(X.T) if self.embed else X
+        for layer in self.parts:
+            X = checkpoint(layer, X, use_reentrant=False) if self.recompute else layer(X)
+        return self.out(self.parts[0].f(self.norm(X), self.group)) if self.out else X
+
+
+CUT = {"project": 0, "up": 0, "out": 0, "mix.weight": 1, "down.weight": 1}
+
+
+def cut_of(name):
+    """Return the dimension along which a tensor group cuts a parameter, or None."""
+    dims = [dim for end, dim in CUT.items() if f".{end}." in f".{name}."]
+    return dims[0] if dims else None
+
+
+def named_gradients(trainer):
+    """Yield the name, the gradient and the tensor group of each parameter of a trainer."""
+    pairs = (bucket.with_params(bucket.grads) for bucket in trainer.buckets)
+    of = {p: grad for pair in pairs for p, grad in pair}
+    for stage in trainer.stages:
+        yield from ((name, of[p], stage.group) for name, p in stage.named_parameters())
+
+
+def gradient_errors(trainer, whole, X, y):
+    """Compare a trainer with the whole network on one device, on this rank.
+
+    The trainer gets its parts of the weights.
+
+    Args:
+        trainer: a trainer of the lab.
+        whole: a `GPTStage` with all layers.
+        X, y: words, (sequences of the batch, tokens).
+
+    Returns:
+        The trainer's loss, that of `whole`, and the largest error of a gradient, relative to the
+        largest entry of that gradient.
+    """
+    expected = functional.cross_entropy(whole(X).flatten(0, 1), y.T.flatten())
+    expected.backward()
+
+    def part(name, Z):
+        dim, t = cut_of(name), trainer.tensor
+        return Z if dim is None else Z.chunk(t.size(), dim)[t.rank()]
+
+    params = itertools.chain(*(stage.named_parameters() for stage in trainer.stages))
+    for (name, p), right in zip(params, whole.parameters(), strict=True):
+        p.data.copy_(part(name, right.data))
+    mine, num_parts = trainer.data.rank(), trainer.data.size()
+    loss = trainer.gradients(*(Z.chunk(num_parts)[mine] for Z in (X, y)))
+    off, grads = [], named_gradients(trainer)
+    for (name, grad, _), right in zip(grads, whole.parameters(), strict=True):
+        error = (grad.cpu() - part(name, right.grad)).abs().max()
+        off.append((error / right.grad.abs().max()).item())
+    return loss.item(), expected.item(), max(off)
+
+
+def full_size(make_trainer, net, layout, batch, machine):
+    """Return the modelled seconds of a step, and the bytes that a GPU needs for it.
+
+    All layers take equally long, so stages of one and of two layers run, and the line is extended.
+
+    Args:
+        make_trainer: a function of a `GPT` and a list of devices, one for each stage, that returns
+            a trainer.
+        net: a `GPT`.
+        layout: a `Layout`.
+        batch: sequences of a step.
+        machine: a `Machine`.
+    """
+
+    def step(per_stage, layout):
+        gpus = [torch.device("vgpu", i) for i in range(layout.pipeline)]
+        trainer = make_trainer(replace(net, layers=per_stage * layout.pipeline), gpus)
+
+        def run(m):
+            size = m * layout.micro_batch, net.length
+            words = torch.zeros(size, dtype=torch.long, device=gpus[0])
+            trainer.step(words, words.to(gpus[-1]))
+
+        return run
+
+    (one,), (two,) = (sweep(functools.partial(step, n), [layout], batch, machine) for n in (1, 2))
+    more = net.layers // layout.pipeline - 1
+    seconds = one.seconds + more * (two.seconds - one.seconds)
+    return seconds, one.num_bytes + more * (two.num_bytes - one.num_bytes)
