@@ -4,7 +4,7 @@
 
 Chapter 06's walk from d2l's first line to its second, with five seeds: the network of an eighth of
 the width, epochs of 1,024 images of the stand-in for Fashion-MNIST, tested on 1,024. For each
-training it prints the accuracy at the end, and the mean over its epochs: mean, lowest and highest of
+training it prints the accuracy at the end and the mean over its epochs: mean, lowest and highest of
 the seeds. The last training has batches of 64 for as many steps as ten epochs of batches of 32.
 """
 
@@ -74,8 +74,9 @@ def main():
     for name in WALK:
         ends = [each[name][-1] for each in walks]
         means = [mean(each[name]) for each in walks]
-        print(f"{name:24}", *(f"{mean(v):.2f} ({min(v):.2f}-{max(v):.2f})" for v in (ends, means)))
-        print("   ", *(f"{end:.2f}/{average:.2f}" for end, average in zip(ends, means, strict=True)))
+        spreads = (f"{mean(v):.2f} ({min(v):.2f}-{max(v):.2f})" for v in (ends, means))
+        print(f"{name:24}", *spreads)
+        print("   ", *(f"{end:.2f}/{m:.2f}" for end, m in zip(ends, means, strict=True)))
 
 
 if __name__ == "__main__":
