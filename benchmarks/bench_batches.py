@@ -1,4 +1,4 @@
-"""(r) Which of four changes lowers the accuracy of d2l's second training in section 13.6?
+"""Which of four changes lowers the accuracy of d2l's second training in section 13.6?
 
     python benchmarks/bench_batches.py            # ten minutes of two cores
 
