@@ -398,7 +398,7 @@ ACCELERATE_CPU = f"env ACCELERATE_USE_CPU=true {RUN_2} accelerate_train.py"
 TRAINER_CPU = f"{RUN_2} trainer.py --use_cpu True"
 LIGHTNING_CPU = "python lightning_train.py ddp 32"
 FABRIC_CPU = "python lightning_fabric.py ddp"
-DDP_CPU = f"{RUN_2} ddp_on_cpu.py"
+TWO_RANKS_CPU = "python two_ranks_on_cpu.py"
 TITAN = """bash -c "torchrun --nproc-per-node=1 {0} --checkpoint.create_seed_checkpoint &&
     torchrun --nproc-per-node={1} --local-ranks-filter={2} --tee=3 {0} {3}" """
 ROUNDED = 0.02  # the difference allowed between 16 and 32 bits
@@ -462,13 +462,13 @@ FRAMEWORKS = {
         ["deepspeed"],
         [
             *(
-                _framework(f"ZeRO-{stage}", f"{RUN_2} deepspeed_train.py {stage}", DDP_CPU)
+                _framework(f"ZeRO-{stage}", f"{RUN_2} deepspeed_train.py {stage}", TWO_RANKS_CPU)
                 for stage in (1, 2, 3)
             ),
             _framework(
                 "ZeRO-2, fp16",
                 f"{RUN_2} deepspeed_train.py 2 fp16",
-                DDP_CPU,
+                TWO_RANKS_CPU,
                 within=ROUNDED,
             ),
         ],
@@ -593,7 +593,7 @@ def _last_error(printed, code):
         line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception): ", line)
     ]
     own = [line for line in errors if "ChildFailedError" not in line]
-    return (own or [f"exit code {code}: {printed[-2000:]}"])[-1] if isinstance(code, int) else code
+    return (own or [f"exit code {code}: {printed[-10_000:]}"])[-1] if isinstance(code, int) else code
 
 
 def difference(losses, on_cpu):
