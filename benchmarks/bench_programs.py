@@ -593,7 +593,9 @@ def _last_error(printed, code):
         line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception): ", line)
     ]
     own = [line for line in errors if "ChildFailedError" not in line]
-    return (own or [f"exit code {code}: {printed[-10_000:]}"])[-1] if isinstance(code, int) else code
+    return (
+        (own or [f"exit code {code}: {printed[-10_000:]}"])[-1] if isinstance(code, int) else code
+    )
 
 
 def difference(losses, on_cpu):
