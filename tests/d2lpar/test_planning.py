@@ -6,12 +6,16 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from d2lpar import __main__ as command
+from d2lpar import launch, virtual_gpus
 from d2lpar.chapters.planning_a_training_run import gpt, layout_search, plan_command
-from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned
+from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned, sweep
 from d2lpar.chapters.planning_a_training_run.measured_steps import (
     rank_correlation,
     steps_on_64_a100s,
@@ -22,6 +26,7 @@ from d2lpar.chapters.planning_a_training_run.program_costs import (
     message_seconds,
     update_cost,
 )
+from d2lpar.chapters.planning_a_training_run.split_gpt import full_size, group_of, own_numbers
 from vgpu.modelled.hardware import MACHINES
 
 SMALL = gpt.GPT(layers=4, width=512, heads=8, length=256, vocabulary=1024)
@@ -281,3 +286,49 @@ def test_the_measured_steps_are_the_published_ones():
 )
 def test_rank_correlation(x, y, correlation):
     assert rank_correlation(x, y) == pytest.approx(correlation)
+
+
+def test_ranks_of_a_group_draw_their_own_numbers_and_afterwards_the_same():
+    def draw(rank, device, own=True):
+        group = SimpleNamespace(rank=lambda: rank, size=lambda: 2)
+        torch.manual_seed(0)
+        drawn = []
+        for _ in range(2):
+            with own_numbers(device, group, own):
+                drawn.append(torch.rand(4, device=device).tolist())
+        return *drawn, torch.rand(4, device=device).tolist()
+
+    devices = virtual_gpus(2)  # the second is not the current one
+    (first, second, after), (other, _, after_other) = map(draw, (0, 1), devices)
+    assert first not in (other, second)  # neither in the next layer
+    assert after == after_other
+    assert draw(0, devices[0]) == (first, second, after)  # recomputed
+    assert draw(0, devices[0], own=False) == draw(1, devices[1], own=False)
+
+
+def my_groups(layout):
+    axes = ("tensor", "data")
+    return [dist.get_process_group_ranks(group_of(layout, axis)) for axis in axes]
+
+
+def test_a_tensor_group_is_made_of_neighbours():
+    groups = launch(my_groups, Layout(2, 2, 2), nproc=4)
+    assert groups == [[[0, 1], [0, 2]], [[0, 1], [1, 3]], [[2, 3], [0, 2]], [[2, 3], [1, 3]]]
+
+
+def test_a_step_of_full_size_is_that_of_all_layers():
+    def make_trainer(net, devices):
+        layers = [torch.zeros(256, 256, device=devices[i % 2]) for i in range(net.layers)]
+        return SimpleNamespace(step=lambda X, y: [W @ W for W in layers])
+
+    def whole(layout):
+        devices = [torch.device("vgpu", i) for i in range(2)]
+        trainer = make_trainer(SMALL, devices)
+        words = torch.zeros(1, SMALL.length, dtype=torch.long, device=devices[0])
+        return lambda m: trainer.step(words, words.to(devices[1]))
+
+    layout = Layout(1, 2, 1)
+    [expected] = sweep(whole, [layout], 1, MACHINE)
+    seconds, num_bytes = full_size(make_trainer, SMALL, layout, 1, MACHINE)
+    assert seconds == pytest.approx(expected.seconds)
+    assert num_bytes == expected.num_bytes

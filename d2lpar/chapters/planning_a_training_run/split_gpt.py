@@ -43,42 +43,29 @@ def group_of(layout, axis):
     All processes must call it, in the same order.
     """
     firsts = range(layout.tensor * layout.data)  # the ranks of the first stage
-    ranks = sorted({tuple(layout.ranks_of(rank, axis)) for rank in firsts})
-    return dist.new_subgroups_by_enumeration([list(each) for each in ranks])[0]
+    groups = {tuple(layout.ranks_of(rank, axis)) for rank in firsts}
+    return dist.new_subgroups_by_enumeration(sorted(map(list, groups)))[0]
 
 
 @contextlib.contextmanager
 def own_numbers(device, group, own=True):
     """Context manager: ranks of a group with the same generator draw different numbers.
 
-    The seed follows from the generator's state, which is unchanged afterwards, so a layer that is
-    recomputed draws the same numbers again.
-
-    Args:
-        device: the device whose generator it is.
-        group: a process group.
-        own: whether they are different.
+    Afterwards they draw the same again. Both follow from the state of the device's generator, so a
+    layer that is recomputed draws the same numbers again. Without `own` they are never different.
     """
-    if not own or group.size() == 1:
-        yield
-        return
-    gpus = torch.get_device_module(device)
-    seed = zlib.crc32(bytes(gpus.get_rng_state(device).tolist()))
-    with torch.random.fork_rng([device], device_type=device.type):
-        gpus.manual_seed(seed + group.rank())
-        yield
+    generator = torch.get_device_module(device).default_generators[device.index]
+    seed = zlib.crc32(bytes(generator.get_state().tolist()))
+    generator.manual_seed(seed + own * group.rank())
+    yield
+    generator.manual_seed(seed + group.size())
 
 
 def attend(queries, keys, values, dropout, fused):
-    """Return the attention of some heads, (heads, tokens, size).
+    """Return the attention of some heads, all of the shape (heads, tokens, size).
 
     Fused, a token sees itself and the tokens before it. Otherwise the kernels are those of 2021,
     which have scale and mask in the kernel of the softmax: they have its time, but neither.
-
-    Args:
-        queries, keys, values: of the shape (heads, tokens, size).
-        dropout: the fraction of scores that are dropped.
-        fused: whether it is one kernel.
     """
     if fused:
         heads = (queries[None], keys[None], values[None])
@@ -113,14 +100,12 @@ CUT = {"project": 0, "up": 0, "out": 0, "mix.weight": 1, "down.weight": 1}
 
 def cut_of(name):
     """Return the dimension along which a tensor group cuts a parameter, or None."""
-    dims = [dim for end, dim in CUT.items() if f".{end}." in f".{name}."]
-    return dims[0] if dims else None
+    return next((dim for end, dim in CUT.items() if f".{end}." in f".{name}."), None)
 
 
 def named_gradients(trainer):
     """Yield the name, the gradient and the tensor group of each parameter of a trainer."""
-    pairs = (bucket.with_params(bucket.grads) for bucket in trainer.buckets)
-    of = {p: grad for pair in pairs for p, grad in pair}
+    of = {p: grad for each in trainer.buckets for p, grad in each.with_params(each.grads)}
     for stage in trainer.stages:
         yield from ((name, of[p], stage.group) for name, p in stage.named_parameters())
 
@@ -151,11 +136,12 @@ def gradient_errors(trainer, whole, X, y):
         p.data.copy_(part(name, right.data))
     mine, num_parts = trainer.data.rank(), trainer.data.size()
     loss = trainer.gradients(*(Z.chunk(num_parts)[mine] for Z in (X, y)))
-    off, grads = [], named_gradients(trainer)
-    for (name, grad, _), right in zip(grads, whole.parameters(), strict=True):
-        error = (grad.cpu() - part(name, right.grad)).abs().max()
-        off.append((error / right.grad.abs().max()).item())
-    return loss.item(), expected.item(), max(off)
+    grads = zip(named_gradients(trainer), whole.parameters(), strict=True)
+    off = [
+        (grad.cpu() - part(name, right.grad)).abs().max() / right.grad.abs().max()
+        for (name, grad, _), right in grads
+    ]
+    return loss.item(), expected.item(), max(off).item()
 
 
 def full_size(make_trainer, net, layout, batch, machine):
@@ -183,7 +169,7 @@ def full_size(make_trainer, net, layout, batch, machine):
 
         return run
 
-    (one,), (two,) = (sweep(functools.partial(step, n), [layout], batch, machine) for n in (1, 2))
+    one, two = (sweep(functools.partial(step, n), [layout], batch, machine)[0] for n in (1, 2))
     more = net.layers // layout.pipeline - 1
     seconds = one.seconds + more * (two.seconds - one.seconds)
     return seconds, one.num_bytes + more * (two.num_bytes - one.num_bytes)
