@@ -318,17 +318,16 @@ def test_a_tensor_group_is_made_of_neighbours():
 
 def test_a_step_of_full_size_is_that_of_all_layers():
     def make_trainer(net, devices):
-        layers = [torch.zeros(256, 256, device=devices[i % 2]) for i in range(net.layers)]
+        layers = [torch.zeros(256, 256, device=devices[0]) for _ in range(net.layers)]
         return SimpleNamespace(step=lambda X, y: [W @ W for W in layers])
 
-    def whole(layout):
-        devices = [torch.device("vgpu", i) for i in range(2)]
-        trainer = make_trainer(SMALL, devices)
-        words = torch.zeros(1, SMALL.length, dtype=torch.long, device=devices[0])
-        return lambda m: trainer.step(words, words.to(devices[1]))
+    def all_layers(layout):
+        trainer = make_trainer(net, [device := torch.device("vgpu", 0)])
+        words = 1, net.length
+        return lambda m: trainer.step(torch.zeros(words, dtype=torch.long, device=device), None)
 
-    layout = Layout(1, 2, 1)
-    [expected] = sweep(whole, [layout], 1, MACHINE)
-    seconds, num_bytes = full_size(make_trainer, SMALL, layout, 1, MACHINE)
+    net, layout = replace(SMALL, layers=6), Layout()
+    [expected] = sweep(all_layers, [layout], 1, MACHINE)
+    seconds, num_bytes = full_size(make_trainer, net, layout, 1, MACHINE)
     assert seconds == pytest.approx(expected.seconds)
     assert num_bytes == expected.num_bytes

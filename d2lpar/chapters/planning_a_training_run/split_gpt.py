@@ -54,6 +54,9 @@ def own_numbers(device, group, own=True):
     Afterwards they draw the same again. Both follow from the state of the device's generator, so a
     layer that is recomputed draws the same numbers again. Without `own` they are never different.
     """
+    if group.size() == 1:
+        yield
+        return
     generator = torch.get_device_module(device).default_generators[device.index]
     seed = zlib.crc32(bytes(generator.get_state().tolist()))
     generator.manual_seed(seed + own * group.rank())
