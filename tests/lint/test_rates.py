@@ -29,7 +29,6 @@ OTHERS = {
     # of a whole step, with Llama 3; the answer takes the lesson's formulas
     "13_planning_a_training_run": [
         *("450 TFLOP/s", "430 TFLOP/s", "400 TFLOP/s"),  # of a whole step, with Llama 3
-        "138 TFLOP/s",  # of a whole step, Narayanan et al. 2021, table 1
         *("92 GB/s", "368 GB/s"),  # four cards of 23, eight of 46
     ],
     "13_answers": ["209 TFLOP/s", "400 TFLOP/s", "363 TFLOP/s"],

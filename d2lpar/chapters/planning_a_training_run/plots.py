@@ -23,25 +23,38 @@ def plot_layouts(predicted, measured, label="predicted", fitted=None):
         raise ValueError(
             f"predicted and measured must have the same layouts, at least one: {counts}"
         )
-    figure, [[axes]] = new_figure(1, 1, (5.2, 3.4))
+    figure, [[axes]] = new_figure(1, 1, (5.2, 4.6))
     everything = [*predicted.values(), *measured.values()]
-    limits = min(everything) / 1.1, max(everything) * 1.1
+    limits = min(everything) / 1.15, max(everything) * 1.1
     ticks = [y for y in (0.1, 0.2, 0.5, 1, 2, 3, 4, 6, 10, 15, 30) if limits[0] <= y <= limits[1]]
     degrees = sorted({each.tensor for each in predicted})
+
+    def name(text, each, x, y):  # beside a layout's mark, by x and y points
+        options = {"xytext": (x, y), "textcoords": "offset points", "va": "center"}
+        at = measured[each], predicted[each]
+        axes.annotate(text, at, ha="right" if y > 0 else "center", **options)
+
     with style():
         axes.plot(limits, limits, color=IDEAL, linewidth=1, label="equal")
+        axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
         for t, (color, marker) in zip(degrees, LOOKS, strict=False):
-            some = [each for each in predicted if each.tensor == t and each != fitted]
+            same = sorted((each for each in predicted if each.tensor == t), key=measured.get)
+            some = [each for each in same if each != fitted]
             x, y = ([seconds[each] for each in some] for seconds in (measured, predicted))
             axes.plot(x, y, color=color, marker=marker, linestyle="", label=f"t = {t}")
+            place = (-8, 10) if t == degrees[0] else (0, -14)
+            name(f"t = {t}", same[len(same) // 2], *place)
         if fitted:
             point = [measured[fitted]], [predicted[fitted]]
             axes.plot(*point, "o", markersize=9, color="black", fillstyle="none", label="fitted")
-        axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
+            name("fitted", fitted, 0, -14)
+        far = [each for each in measured if measured[each] > 1.35 * predicted[each]]
+        for i, each in enumerate(sorted(far, key=measured.get)):
+            place = (14, 12) if i % 2 else (0, -14)
+            name(f"micro-batch {each.micro_batch}", each, *place)
+        axes.text(0.97, 0.03, f"{label} too low", ha="right", transform=axes.transAxes)
         axes.set(xlabel="a step, measured (s)", ylabel=f"a step, {label} (s)")
         axes.minorticks_off()
-        axes.set_xticks(ticks, labels=ticks)
-        axes.set_yticks(ticks, labels=ticks)
+        axes.set(xticks=ticks, xticklabels=ticks, yticks=ticks, yticklabels=ticks)
         axes.grid(True)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure

@@ -114,13 +114,11 @@ def named_gradients(trainer):
 
 
 def gradient_errors(trainer, whole, X, y):
-    """Compare a trainer with the whole network on one device, on this rank.
-
-    The trainer gets its parts of the weights.
+    """Compare a trainer, which gets its parts of the weights, with the whole network, on this rank.
 
     Args:
         trainer: a trainer of the lab.
-        whole: a `GPTStage` with all layers.
+        whole: a `GPTStage` with all layers, on one device.
         X, y: words, (sequences of the batch, tokens).
 
     Returns:
