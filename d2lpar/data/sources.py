@@ -87,8 +87,7 @@ class Source:
     def read(self, root):
         """Return the tensors of the data set in a folder, or None if a file is missing.
 
-        Raises:
-            ValueError: a file is damaged or has another MD5.
+        Raises ValueError if a file is damaged or has another MD5.
         """
         for layout in self.layouts:
             folder = root / layout
@@ -177,11 +176,9 @@ def cache():
 
 
 def require_connection(address, note):
-    """Raise ConnectionError unless a URL can be read within PROBE_SECONDS.
+    """Raise ConnectionError unless the gzipped file at a URL can be read within PROBE_SECONDS.
 
-    Args:
-        address: URL of a gzipped file; a login page in its place lacks gzip's two first bytes.
-        note: a file whose modification time is that of the last failure of any process.
+    The modification time of the file `note` is that of the last failure of any process.
     """
     try:
         age = time.time() - note.stat().st_mtime
@@ -194,7 +191,7 @@ def require_connection(address, note):
     def probe():
         with contextlib.suppress(Exception):
             with urllib.request.urlopen(address, timeout=PROBE_SECONDS) as response:
-                answers.append(response.read(2) == b"\x1f\x8b")
+                answers.append(response.read(2) == b"\x1f\x8b")  # of gzip, not of a login page
 
     # In a thread, because DNS has no time limit.
     thread = threading.Thread(target=probe, daemon=True)
