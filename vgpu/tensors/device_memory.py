@@ -98,8 +98,7 @@ class Memory:
     def allocate(self, num_bytes):
         """Return a Block of `num_bytes`; if necessary, wait for streams that hold freed memory.
 
-        Raises:
-            torch.OutOfMemoryError: more than `allowed` bytes would be in use, and none are held.
+        Raises torch.OutOfMemoryError for more than `allowed` bytes in use, of which none are held.
         """
         block = Block()
         block.reference = reference = _Reference(block, self.add_freed)
