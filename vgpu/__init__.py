@@ -19,6 +19,7 @@ torch's private interface for use outside of vgpu).
 """
 
 import importlib
+import importlib.util
 import os
 
 _PUBLIC = {
@@ -57,10 +58,6 @@ _PUBLIC = {
 }
 
 __all__ = list(_PUBLIC)
-_ROOMS = """
-    cuda devices distributed modelled operators other_programs private process_limits processes
-    recording runtime tensors torch_internals torch_vgpu
-""".split()
 
 
 def __getattr__(name):
@@ -69,13 +66,13 @@ def __getattr__(name):
         module = importlib.import_module(f"{__name__}.{_PUBLIC[name]}")
         value = globals()[name] = getattr(module, name)
         return value
-    if name in _ROOMS:
+    if importlib.util.find_spec(f"{__name__}.{name}"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__():
-    return sorted({*__all__, *_ROOMS})
+    return sorted(__all__)
 
 
 # Under `vgpu run` torch comes first: at the end of its import it imports modules of vgpu.

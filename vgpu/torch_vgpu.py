@@ -279,7 +279,7 @@ def set_stream(stream):
 
 
 def memory_allocated(device=None):
-    """Return the bytes of all storages on `device`."""
+    """Return the bytes that storages on `device` take: each is rounded up to 512, as on CUDA."""
     return _memory(device).allocated
 
 
@@ -328,6 +328,7 @@ def memory_stats(device=None):
         if name != "reserved_bytes":  # segments that were freed are not counted
             stats[f"{name}.all.allocated"] = memory.total_allocated
             stats[f"{name}.all.freed"] = memory.total_allocated - current
+    stats["requested_bytes.all.current"] = memory.requested
     stats["allocation.all.current"] = memory.num_blocks
     stats["allocation.all.allocated"] = memory.num_allocations
     stats["allocation.all.freed"] = memory.num_allocations - memory.num_blocks

@@ -1,5 +1,6 @@
 """What the programs here train: a small network on data drawn on the spot, and what they print."""
 
+import atexit
 import os
 
 import torch
@@ -24,6 +25,12 @@ def network():
 
 
 def report(losses):
-    """Print the losses of the steps in the first process."""
+    """Print the losses of the steps in the first process.
+
+    On a CPU the process then ends without Python's own end, in which threads of gloo that
+    still hold a tensor may abort (github.com/pytorch/pytorch/pull/179291).
+    """
+    if not torch.cuda.is_available():
+        atexit.register(os._exit, 0)
     if os.environ.get("RANK", "0") == "0":
         print("losses", *(f"{float(loss):.6f}" for loss in losses), flush=True)

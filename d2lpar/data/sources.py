@@ -14,12 +14,14 @@ import tempfile
 import threading
 import time
 import urllib.request
+import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import torch
 
 from d2lpar import torchvision_import
@@ -85,8 +87,7 @@ class Source:
     def read(self, root):
         """Return the tensors of the data set in a folder, or None if a file is missing.
 
-        Raises:
-            ValueError: a file is damaged or has another MD5.
+        Raises ValueError if a file is damaged or has another MD5.
         """
         for layout in self.layouts:
             folder = root / layout
@@ -126,27 +127,20 @@ class Source:
 
     def synthetic(self):
         """Return the stand-in's four tensors, cached or newly drawn."""
-        module, shape = self.stand_in, self.stand_in.SHAPE
+        module, (num_train, num_test) = self.stand_in, self.sizes
         sources = Path(module.__file__).read_bytes() + Path(synthetic_drawing.__file__).read_bytes()
-        path = cache() / f"{Path(module.__file__).stem}-{_md5(sources)[:12]}.bin"
-        (num_train, num_test), content = self.sizes, b""
-        n, pixels = num_train + num_test, torch.Size(shape).numel()
+        digest = _md5(sources + repr(self.sizes).encode())[:12]
+        path = cache() / f"{Path(module.__file__).stem}-{digest}.npz"
+        with contextlib.suppress(OSError, EOFError, ValueError, zipfile.BadZipFile):
+            with np.load(path) as file:
+                return tuple(torch.from_numpy(array) for array in file.values())
+        test, train = module.draw(num_test, seed=1), module.draw(num_train, seed=0)
         with contextlib.suppress(OSError):
-            content = path.read_bytes()
-        num_bytes = 32 + n * (pixels + 1)  # the MD5, images, labels
-        if len(content) != num_bytes or _md5(content[32:]).encode() != content[:32]:
-            test, train = module.draw(num_test, seed=1), module.draw(num_train, seed=0)
-            parts = (train[0], test[0], train[1], test[1])
-            content = b"".join(part.numpy().tobytes() for part in parts)
-            content = _md5(content).encode() + content
-            with contextlib.suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                    file.write(content)
-                os.replace(file.name, path)
-        data = torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=32)
-        images, labels = data[: n * pixels].view(n, *shape), data[n * pixels :]
-        return images[:num_train], labels[:num_train], images[num_train:], labels[num_train:]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                np.savez(file, *train, *test)
+            os.replace(file.name, path)
+        return *train, *test
 
 
 def _read_any(paths, md5):
@@ -182,11 +176,9 @@ def cache():
 
 
 def require_connection(address, note):
-    """Raise ConnectionError unless a URL can be read within PROBE_SECONDS.
+    """Raise ConnectionError unless the gzipped file at a URL can be read within PROBE_SECONDS.
 
-    Args:
-        address: URL of a gzipped file; a login page in its place lacks gzip's two first bytes.
-        note: a file whose modification time is that of the last failure of any process.
+    The modification time of the file `note` is that of the last failure of any process.
     """
     try:
         age = time.time() - note.stat().st_mtime
@@ -199,7 +191,7 @@ def require_connection(address, note):
     def probe():
         with contextlib.suppress(Exception):
             with urllib.request.urlopen(address, timeout=PROBE_SECONDS) as response:
-                answers.append(response.read(2) == b"\x1f\x8b")
+                answers.append(response.read(2) == b"\x1f\x8b")  # of gzip, not of a login page
 
     # In a thread, because DNS has no time limit.
     thread = threading.Thread(target=probe, daemon=True)

@@ -16,7 +16,7 @@ SIDE = 32  # pixels
 SHAPE = (3, SIDE, SIDE)
 
 
-class Canvas(drawing.Brush):
+class ObjectBrush(drawing.Brush):
     """Images (n, 3, 32, 32) to paint on, and the coordinates `x` and `y` of an object in them."""
 
     def __init__(self, n, generator):
@@ -230,7 +230,7 @@ CLASSES = tuple(function.__name__ for function in OBJECTS)
 
 
 def _images(function, n, generator):
-    canvas = Canvas(n, generator)
+    canvas = ObjectBrush(n, generator)
     function(canvas)
     return canvas.lit()
 

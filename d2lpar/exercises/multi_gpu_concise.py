@@ -25,8 +25,7 @@ def remembered(devices, X, num_passes=2):
 def bytes_of_0(make_net, devices):
     """Return the bytes that device 0 sends and receives in a step, and those allocated after it."""
     gc.collect()  # otherwise garbage of earlier cells may be freed meanwhile
-    accel = torch.get_device_module(devices[0])
-    before = accel.memory_allocated(devices[0])
+    before = _requested(devices[0])
     net = make_net().to(devices[0])
     y = torch.arange(64, device=devices[0]) % 10
     before += y.nbytes
@@ -35,7 +34,12 @@ def bytes_of_0(make_net, devices):
     links = timeline.bytes_by_link().items()
     sent = sum(n for (a, b), n in links if a == devices[0] and b in devices)
     received = sum(n for (a, b), n in links if b == devices[0] and a in devices)
-    return sent, received, accel.memory_allocated(devices[0]) - before
+    return sent, received, _requested(devices[0]) - before
+
+
+def _requested(device):
+    """Return the bytes of all tensors on a device, as they are: none is rounded up to 512."""
+    return torch.get_device_module(device).memory_stats(device)["requested_bytes.all.current"]
 
 
 def _step_seconds(T_1, k, copy_seconds):

@@ -2,7 +2,7 @@
 
 import itertools
 
-from d2lpar.chapters.scaling.costs import allreduce_seconds
+from d2lpar.chapters.scaling import allreduce_seconds
 from d2lpar.exercises.marks import reference
 
 

@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch.nn import functional as F
 
-from d2lpar.chapters.tensor_parallelism.differentiable_collectives import copied, summed
+from d2lpar.chapters.tensor_parallelism import copied, summed
 from d2lpar.exercises.marks import reference
 from d2lpar.timelines.timeline import Timeline
 from vgpu import GPU, as_machine, virtual_gpus

@@ -2,15 +2,7 @@
 
 import itertools
 
-from d2lpar.plotting.figures import (
-    IDEAL,
-    LINES,
-    MEASURED,
-    PREDICTED,
-    WIDE,
-    new_figure,
-    style,
-)
+from d2lpar.plotting.figures import IDEAL, LINES, MEASURED, PREDICTED, WIDE, new_figure, style
 from vgpu import hardware_name
 
 

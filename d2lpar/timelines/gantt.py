@@ -22,19 +22,10 @@ MIN_WIDTH = 4  # pixels: minimum width of an isolated span or one with edges
 
 
 def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
-    """Return a Gantt chart of a timeline: what every engine of every device did, and when.
+    """Return the figure of `Timeline.plot`, whose arguments it takes.
 
     Spans of one kind closer than a pixel are merged; an isolated short span is drawn wide enough
     to be visible. Collectives have edges, and so have long spans in a row of few.
-
-    Args:
-        timeline: a recorded `d2lpar.Timeline`.
-        title: the text above the chart.
-        start, end: the interval to draw, in seconds; by default all.
-        kinds: the kinds of spans to draw.
-
-    Raises:
-        ValueError: the interval is empty.
     """
     end = timeline.seconds if end is None else end
     if not end > start:

@@ -32,10 +32,10 @@ def draw_ends(drawing):
         drawing.box(668, y, 50, HEIGHT, "*Y*", device=device)
     for x, name in ((104, "*f*"), (584, "*g*")):
         drawing.box(x, top - 6, 40, bottom - top + 12, name, size=20)
-    drawing.text(22, 224, "forward →", anchor="start")
-    drawing.text(22, 254, "backward ←", anchor="start")
+    for y, words in ((224, "forward →"), (254, "← backward")):
+        drawing.text(364, y, words, bold=True)
     for x, forward, backward in (
-        (212, "passes *X* on", "sums the gradients"),
+        (124, "passes *X* on", "sums the gradients"),
         (604, "sums the terms", "passes the gradient on"),
     ):
         drawing.text(x, 224, forward, ink=INK, bold="sums" in forward)

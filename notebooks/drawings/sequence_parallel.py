@@ -27,8 +27,8 @@ def draw():
     drawing.text(78, 26, "own tokens", bold=True)
     drawing.text(400, 26, "all tokens, own part of the pair", bold=True)
     drawing.text(690, 26, "own tokens", bold=True)
-    drawing.text(16, 214, "forward →", anchor="start")
-    drawing.text(16, 244, "backward ←", anchor="start")
+    for y, words in ((214, "forward →"), (244, "← backward")):
+        drawing.text(400, y, words, bold=True)
     for x, forward, backward in (
         (212, "gathers the tokens", "sums and splits the gradients"),
         (590, "sums and splits the terms", "gathers the gradients"),

@@ -1,8 +1,8 @@
 """What one of four ranks holds between two steps with Adam: DDP with views, and ZeRO."""
 
-from pen import DEVICES, INK, ON_DEVICES, QUIET, Drawing
+from pen import DEVICES, ON_DEVICES, QUIET, Drawing
 
-K, UNIT, LEFT = 4, 128, 128  # ranks; pixels of N bytes
+K, UNIT, LEFT = 4, 136, 124  # ranks; pixels of N bytes
 KINDS = [("parameters", 1, 0), ("gradients", 1, 1), ("Adam's two averages", 2, 2)]
 STAGES = [
     ("DDP, views", (0, 0, 0)),
@@ -28,10 +28,7 @@ def draw():
             multiple = {1: "*N*", 2: "2*N*"}[size]
             words = multiple + "/*k*" if split else multiple
             look = {"fill": DEVICES[colour], "ink": ON_DEVICES[colour]}
-            inside = held > 50
-            drawing.box(x, y, held - 4, 38, words if inside else "", **look)
-            if not inside:
-                drawing.text(x + held + 6, y + 19, words, anchor="start", ink=INK)
+            drawing.box(x, y, held - 4, 38, words, **look)
             x += size * UNIT
             total += size / (K if split else 1)
         drawing.text(x + 54, y + 19, f"{total:g} *N*" if total != 1 else "*N*")

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from d2lpar import collectives
-from d2lpar.chapters.scaling.costs import allreduce_seconds, two_level_seconds
+from d2lpar.chapters.scaling import allreduce_seconds, two_level_seconds
 from vgpu import PRESETS, Link
 from vgpu.distributed import collective_costs
 from vgpu.distributed.routes import Route

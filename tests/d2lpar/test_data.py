@@ -359,7 +359,9 @@ def test_synthetic_is_cached_and_a_damaged_cache_is_drawn_anew(tmp_path, content
         patch.setattr(synthetic_garments, "draw", None)
         assert all(map(torch.equal, SOURCE.synthetic(), drawn))
     content = cached.read_bytes()
-    for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), b""):
+    middle = len(content) // 2  # of the training images
+    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    for damaged in (content[:-1], flipped, b""):
         cached.write_bytes(damaged)
         assert all(map(torch.equal, SOURCE.synthetic(), drawn))
         assert cached.read_bytes() == content

@@ -6,8 +6,7 @@ from torch.nn import functional as F
 
 import d2lpar
 from d2lpar import collectives
-from d2lpar.chapters.tensor_parallelism import copied, summed
-from d2lpar.chapters.tensor_parallelism.cross_entropy import split_cross_entropy
+from d2lpar.chapters.tensor_parallelism import copied, split_cross_entropy, summed
 from d2lpar.collectives import CollectiveCounter
 
 

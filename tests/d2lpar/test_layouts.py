@@ -118,29 +118,30 @@ def test_a_sweep_times_what_the_step_runs():
     def step(layout):
         seen.append(dist.get_world_size())
         group = dist.new_group(layout.ranks_of(0, "data"))
-        return lambda m: dist.all_reduce(vector(400_000), group=group)
+        return lambda m: dist.all_reduce(vector(409_600), group=group)
 
     pair, four = sweep(step, [Layout(data=2), Layout(data=4)], batch=4, model=MACHINE)
     assert seen == [2, 4]
     # a ring of 2 sends 2 (k - 1) / k of the bytes at 1e9 bytes/s; one of 4 is over two machines,
     # and each rank has half of the card, of which two ranks of a machine use both halves
-    assert pair.seconds == pytest.approx(4e5 / 1e9, rel=1e-3)
-    assert four.seconds == pytest.approx(1.5 * 4e5 / 1e8, rel=1e-3)
-    assert pair.num_bytes == four.num_bytes == 400_000 and pair.refused is None
+    assert pair.seconds == pytest.approx(409_600 / 1e9, rel=1e-3)
+    assert four.seconds == pytest.approx(1.5 * 409_600 / 1e8, rel=1e-3)
+    assert pair.num_bytes == four.num_bytes == 409_600 and pair.refused is None
 
 
 def test_what_the_caller_keeps_on_the_devices_does_not_count():
     d2lpar.virtual_gpus(2)
     kept = vector(840)
-    step = one_step(lambda layout: dist.all_reduce(vector(400_000)))
+    step = one_step(lambda layout: dist.all_reduce(vector(409_600)))
     (row,) = sweep(step, [Layout(data=2)], batch=2, model=MACHINE)
-    assert row.num_bytes == 400_000 and kept.numel() == 210
+    assert row.num_bytes == 409_600 and kept.numel() == 210
 
 
 def test_memory_that_is_missing_is_a_reason():
-    step = one_step(lambda layout: vector(3 * 10**9 // layout.data))
+    size = 3 * 10**9 // 1024 * 1024
+    step = one_step(lambda layout: vector(size // layout.data))
     rows = sweep(step, [Layout(data=1), Layout(data=2)], batch=2, model=MACHINE)
-    assert [row.num_bytes for row in rows] == [3 * 10**9, 1.5 * 10**9]
+    assert [row.num_bytes for row in rows] == [size, size // 2]
     assert rows[0].refused == "it needs 3.0 GB, and test has 2.0 GB"
     assert rows[1].refused is None
 

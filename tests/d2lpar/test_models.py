@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from d2lpar import _d2l
 from d2lpar.chapters.fine_tuning import resnet_body
-from d2lpar.chapters.scaling.workloads import Bert, convnet
+from d2lpar.chapters.scaling import Bert, convnet
 from d2lpar.models import Residual, lenet, resnet18
 
 LENET = (20 * 9 + 20) + (50 * 20 * 25 + 50) + (800 * 128 + 128) + (128 * 10 + 10)

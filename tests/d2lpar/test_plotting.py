@@ -9,7 +9,7 @@ from matplotlib import colors
 
 from d2lpar.chapters.planning_a_training_run.layouts import Layout
 from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
-from d2lpar.chapters.scaling.plots import plot_runs
+from d2lpar.chapters.scaling import plot_runs
 from d2lpar.plotting import charts, figures
 from d2lpar.plotting.charts import plot_bars, plot_curves
 from d2lpar.plotting.progress import progress

@@ -61,12 +61,12 @@ def test_reduction_sums_over_devices(devices, buffer_size, destination):
 def test_reduction_holds_no_memory_but_the_sums(devices):
     gc.collect()
     before = [torch.vgpu.memory_allocated(device) for device in devices]
-    inputs = [[torch.ones(1000, device=device)] for device in devices]
+    inputs = [[torch.ones(1024, device=device)] for device in devices]
     with d2lpar.Timeline() as timeline:
         sums = comm.reduce_add_coalesced(inputs, 0)
         del inputs
     held = [torch.vgpu.memory_allocated(device) for device in devices]
-    assert [after - b for after, b in zip(held, before, strict=True)] == [4000, 0, 0]
+    assert [after - b for after, b in zip(held, before, strict=True)] == [4096, 0, 0]
     assert len(timeline.select(kind="copy")) == 2 and sums[0][0] == 3
 
 

@@ -411,12 +411,12 @@ def test_peak_bytes_counts_what_was_given_back_too(gpus):
     kept = []
 
     def work():
-        kept.append(torch.empty(1000, device=gpus[0]))
-        torch.empty(5000, device=gpus[0])
-        torch.empty(300, device=gpus[1])
+        kept.append(torch.empty(1024, device=gpus[0]))
+        torch.empty(5120, device=gpus[0])
+        torch.empty(384, device=gpus[1])
 
     torch.empty(100_000, device=gpus[0])
-    assert d2lpar.peak_bytes(work, gpus) == [24_000, 1200]
+    assert d2lpar.peak_bytes(work, gpus) == [24_576, 1536]
     assert d2lpar.peak_bytes(lambda: kept.append(None), gpus) == [0, 0]
 
 

@@ -563,33 +563,37 @@ def num_bytes(net):
     return sum(p.numel() * p.itemsize for p in net.parameters())
 
 
+def requested_bytes():
+    return torch.vgpu.memory_stats()["requested_bytes.all.current"]
+
+
 def check_sharded_memory(rank, k, device, mesh):
     """Check the bytes before and after each layer, to the byte."""
     inputs = part(SEQUENCES[0], rank, k).to(device)
     net = blocks().to(device)
     whole, block = num_bytes(net), num_bytes(net[0])
-    before = torch.vgpu.memory_allocated()
+    before = requested_bytes()
     net = sharded(net, mesh)
-    assert torch.vgpu.memory_allocated() == before - whole + whole // k
+    assert requested_bytes() == before - whole + whole // k
     net(inputs).sum().backward()
     torch.vgpu.synchronize()
     within = []
 
     def look(module, *args):
-        within.append(torch.vgpu.memory_allocated())
+        within.append(requested_bytes())
 
     for layer in net:
         layer.register_forward_pre_hook(look)
         layer.register_forward_hook(look)
     with torch.no_grad():
-        base = torch.vgpu.memory_allocated()
+        base = requested_bytes()
         net(inputs)
     before_first, after_first, before_second, after_second = within
     assert before_first == base + 2 * block  # the parameters, and what they were gathered in
     assert after_first == before_first - block + inputs.nbytes
     assert after_second == before_second - block + inputs.nbytes
     net(inputs).sum().backward()
-    assert torch.vgpu.memory_allocated() == base
+    assert requested_bytes() == base
 
 
 def mean_over_ranks(results):

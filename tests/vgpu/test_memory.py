@@ -77,7 +77,7 @@ def test_memory_is_held_by_what_its_stream_was_given_before_the_free(devices):
 def test_memory_is_held_until_the_last_of_its_streams_is_done(devices, order):
     before = used(devices[0])
     sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
-    x = torch.ones(1000, device=devices[0])
+    x = torch.ones(1024, device=devices[0])
     torch.vgpu.synchronize()
     with Gate(devices[1]):
         sides[1].wait_stream(torch.vgpu.current_stream(1))
@@ -85,9 +85,9 @@ def test_memory_is_held_until_the_last_of_its_streams_is_done(devices, order):
             for i in order:
                 x.record_stream(sides[i])
             del x
-            assert active() - before == 4000
+            assert active() - before == 4096
         sides[0].synchronize()
-        assert active() - before == 4000
+        assert active() - before == 4096
     sides[1].synchronize()
     assert active() == before
 
@@ -95,10 +95,10 @@ def test_memory_is_held_until_the_last_of_its_streams_is_done(devices, order):
 def test_data_that_is_replaced_gives_its_memory_back(devices):
     before = used(devices[0])
     x = torch.zeros(1000, device=devices[0])
-    x.data = torch.zeros(10, device=devices[0])
-    assert torch.vgpu.memory_allocated() - before == 40
-    x.data = torch.zeros(100, device=devices[0])
-    assert torch.vgpu.memory_allocated() - before == 400
+    x.data = torch.zeros(128, device=devices[0])
+    assert torch.vgpu.memory_allocated() - before == 512
+    x.data = torch.zeros(256, device=devices[0])
+    assert torch.vgpu.memory_allocated() - before == 1024
 
 
 def test_data_that_torch_refuses_changes_nothing(devices):
@@ -148,12 +148,12 @@ def test_what_an_op_was_given_is_free_when_it_has_run(devices):
 
 
 def test_an_output_that_grows_to_what_only_the_values_tell_is_accounted(devices):
-    x = torch.ones(100, device=devices[0])
+    x = torch.ones(128, device=devices[0])
     before = used(devices[0])
     found = torch.zeros(0, dtype=torch.int64, device=devices[0])
     torch.nonzero(x, out=found)
-    assert found.shape == (100, 1) and found.sum().item() == 4950
-    assert used(devices[0]) - before == 800
+    assert found.shape == (128, 1) and found.sum().item() == 128 * 127 // 2
+    assert used(devices[0]) - before == 1024
 
 
 # -- addresses and storages
@@ -213,7 +213,7 @@ def test_a_shallow_copy_shares_its_memory(devices):
     parameter = torch.nn.Parameter(torch.zeros(3, device=devices[0]))
     x.note = "kept"
     twins = copy.copy(x), copy.copy(parameter)
-    assert torch.vgpu.memory_allocated() - before == 24
+    assert torch.vgpu.memory_allocated() - before == 2 * 512
     with torch.no_grad():
         x.add_(1)
         parameter.add_(2)
@@ -226,22 +226,32 @@ def test_a_shallow_copy_shares_its_memory(devices):
 # -- figures
 
 
+def test_each_storage_takes_a_multiple_of_512_bytes(devices):
+    before, requested = used(devices[0]), "requested_bytes.all.current"
+    asked = torch.vgpu.memory_stats()[requested]
+    kept = []
+    for size, taken in (0, 0), (1, 512), (512, 1024), (513, 2048):
+        kept.append(filled(devices[0], size))
+        assert used(devices[0]) - before == taken
+    assert torch.vgpu.memory_stats()[requested] - asked == 1 + 512 + 513
+
+
 def test_statistics_have_the_names_of_cuda(devices):
     before = torch.vgpu.memory_stats()
-    x = filled(devices[0], 1000)
+    x = filled(devices[0], 1024)
     with pytest.raises(torch.OutOfMemoryError):
         filled(devices[0], 2**60)
     torch.vgpu.reset_peak_memory_stats()
-    y = filled(devices[0], 3000)
+    y = filled(devices[0], 3072)
     del y
     stats = torch.vgpu.memory_stats(devices[0])
     change = {name: stats[name] - before[name] for name in stats}
     current = torch.vgpu.memory_allocated()
     assert stats["allocated_bytes.all.current"] == current
-    assert stats["allocated_bytes.all.peak"] == torch.vgpu.max_memory_allocated() == current + 3000
-    assert change["allocated_bytes.all.current"] == 1000
-    assert change["allocated_bytes.all.allocated"] == 4000
-    assert change["allocated_bytes.all.freed"] == 3000
+    assert stats["allocated_bytes.all.peak"] == torch.vgpu.max_memory_allocated() == current + 3072
+    assert change["allocated_bytes.all.current"] == 1024
+    assert change["allocated_bytes.all.allocated"] == 4096
+    assert change["allocated_bytes.all.freed"] == 3072
     assert change["allocation.all.current"] == 1
     assert change["allocation.all.allocated"] == 2
     assert change["allocation.all.freed"] == 1
@@ -252,17 +262,17 @@ def test_statistics_have_the_names_of_cuda(devices):
         x.record_stream(side)
         del x
         held = torch.vgpu.memory_stats()
-        assert held["active_bytes.all.current"] - held["allocated_bytes.all.current"] == 1000
+        assert held["active_bytes.all.current"] - held["allocated_bytes.all.current"] == 1024
 
 
 def test_the_peak_does_not_count_what_was_given_back(devices):
     before = used(devices[0])
     torch.vgpu.reset_peak_memory_stats()
     for _ in range(10):
-        filled(devices[0], 1000)
-    assert torch.vgpu.max_memory_allocated() == before + 1000
-    assert active("peak") == before + 1000
-    x = filled(devices[0], 5000)
+        filled(devices[0], 1024)
+    assert torch.vgpu.max_memory_allocated() == before + 1024
+    assert active("peak") == before + 1024
+    x = filled(devices[0], 5120)
     del x
     torch.vgpu.reset_peak_memory_stats()
     assert torch.vgpu.max_memory_allocated() == before
@@ -272,24 +282,24 @@ def test_what_a_stream_holds_is_reserved(devices):
     before, side = used(devices[0]), torch.vgpu.Stream(devices[0])
     torch.vgpu.reset_peak_memory_stats()
     limit = torch.vgpu.mem_get_info()[1]
-    x = filled(devices[0], 1000)
+    x = filled(devices[0], 1024)
     with Gate(devices[0], side):
         x.record_stream(side)
         del x
-        y = filled(devices[0], 1000)
+        y = filled(devices[0], 1024)
         for _ in range(2):
-            assert torch.vgpu.max_memory_allocated() == before + 1000
-            assert active("peak") == before + 2000
-            assert torch.vgpu.mem_get_info() == (limit - before - 2000, limit)
+            assert torch.vgpu.max_memory_allocated() == before + 1024
+            assert active("peak") == before + 2048
+            assert torch.vgpu.mem_get_info() == (limit - before - 2048, limit)
             torch.vgpu.reset_peak_memory_stats()
-        with pytest.raises(ValueError, match=f"must be at least the {before + 2000} bytes"):
-            virtual_gpus(2, memory=before + 1500)
+        with pytest.raises(ValueError, match=f"must be at least the {before + 2048} bytes"):
+            virtual_gpus(2, memory=before + 1536)
     side.synchronize()
-    assert active() == before + 1000
-    assert active("peak") == before + 2000
+    assert active() == before + 1024
+    assert active("peak") == before + 2048
     del y
-    z = filled(devices[0], 1000)  # the peak does not count what was given back before
-    assert torch.vgpu.max_memory_allocated() == before + 1000
+    z = filled(devices[0], 1024)  # the peak does not count what was given back before
+    assert torch.vgpu.max_memory_allocated() == before + 1024
     del z
 
 
@@ -334,11 +344,11 @@ def test_a_summary_names_the_device_and_its_figures(devices):
 def test_the_peak_of_the_accelerator_is_no_current_figure(devices):
     torch.accelerator.reset_peak_memory_stats()
     before = torch.accelerator.memory_allocated()
-    x = filled(devices[0], 1000)
+    x = filled(devices[0], 1024)
     del x
     assert torch.accelerator.memory_allocated() == before
-    assert torch.accelerator.max_memory_allocated() == before + 1000
-    assert torch.accelerator.max_memory_reserved() >= before + 1000
+    assert torch.accelerator.max_memory_allocated() == before + 1024
+    assert torch.accelerator.max_memory_reserved() >= before + 1024
     assert torch.accelerator.memory_stats()["allocated_bytes.all.current"] == before
 
 
@@ -370,13 +380,13 @@ def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypat
         found.memory.collect()
         return tail(stream)
 
-    x = filled(devices[0], 1000)
+    x = filled(devices[0], 1024)
     with Gate(devices[0], side):
         x.record_stream(side)
         monkeypatch.setattr(StreamQueue, "tail", tail_with_a_destructor)
         del x
         found.memory.collect()
-        assert (found.memory.allocated, found.memory.held) == (before, 1000)
+        assert (found.memory.allocated, found.memory.held) == (before, 1024)
     torch.vgpu.synchronize(devices[0])
     assert active() == before
 

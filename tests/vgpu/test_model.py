@@ -23,7 +23,7 @@ from d2lpar.chapters.pipeline_parallelism import (
     predict_schedule,
     split_into_stages,
 )
-from d2lpar.chapters.scaling.costs import allreduce_seconds
+from d2lpar.chapters.scaling import allreduce_seconds
 from d2lpar.chapters.tensor_parallelism import copied, summed
 from d2lpar.collectives import allgather, allreduce
 from vgpu import Link, clock, hardware_name, host_takes, virtual_gpus

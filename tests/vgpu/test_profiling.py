@@ -70,7 +70,7 @@ def test_kernels_are_below_their_operators_though_the_start_was_held_up():
     profiled("""
     import time
     from types import SimpleNamespace
-    from vgpu.recording import profiler_clock
+    from vgpu.recording import profiling
     delays = [0.05]
 
     def late():
@@ -78,7 +78,7 @@ def test_kernels_are_below_their_operators_though_the_start_was_held_up():
         time.sleep(delays.pop() if delays else 0)
         return now
 
-    profiler_clock.time = SimpleNamespace(time_ns=late, perf_counter=time.perf_counter)
+    profiling.time = SimpleNamespace(time_ns=late, perf_counter=time.perf_counter)
     x = torch.ones(64, 64, device="cuda")
     with profile(activities=[CPU, CUDA]) as p:
         for _ in range(3):

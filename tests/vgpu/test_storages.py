@@ -36,19 +36,19 @@ def allocated():
 
 def test_resize_gives_the_bytes_back_and_takes_them_again(device):
     base, blocks = allocated(), torch.vgpu.memory_stats()["allocation.all.current"]
-    tensor = torch.ones(1000, device=device)
-    view = tensor.view(10, 100).t()
-    assert view.sum().item() == 1000  # the view has seen its values
+    tensor = torch.ones(1024, device=device)
+    view = tensor.view(32, 32).t()
+    assert view.sum().item() == 1024  # the view has seen its values
     storage = view.untyped_storage()
     for value in 2, 3:
         storage.resize_(0)
         assert (storage.size(), storage.data_ptr(), tensor.data_ptr()) == (0, 0, 0)
         assert tensor.untyped_storage().size() == 0 and allocated() == base
-        assert storage.resize_(4000) is storage
-        assert tensor.untyped_storage().size() == 4000 and allocated() == base + 4000
+        assert storage.resize_(4096) is storage
+        assert tensor.untyped_storage().size() == 4096 and allocated() == base + 4096
         assert tensor.data_ptr() == view.data_ptr() > 0
         tensor.fill_(value)
-        assert view.sum().item() == value * 1000
+        assert view.sum().item() == value * 1024
     storage.resize_(0)
     del tensor, view, storage
     gc.collect()
@@ -84,7 +84,7 @@ def test_the_system_has_the_pages_back(device):
 
 def test_streams_that_use_the_memory_hold_it(device):
     base = allocated()
-    tensor, side = torch.ones(1000, device=device), torch.vgpu.Stream()
+    tensor, side = torch.ones(1024, device=device), torch.vgpu.Stream()
     with Gate(device, side):
         with side:
             result = tensor * 2
@@ -95,7 +95,7 @@ def test_streams_that_use_the_memory_hold_it(device):
         assert torch.vgpu.memory_stats()["active_bytes.all.current"] == reserved
     side.synchronize()
     assert torch.vgpu.memory_stats()["active_bytes.all.current"] == reserved - tensor.nbytes
-    assert result.sum().item() == 2000
+    assert result.sum().item() == 2048
     tensor.record_stream(side)  # nothing is left to hold
     del tensor
     gc.collect()
@@ -131,11 +131,11 @@ def test_no_memory_is_left_for_it_again():
 
 def test_modelled_gpus_account_for_it():
     (device,) = d2lpar.virtual_gpus(1, model="v100", values=False)
-    base, tensor = allocated(), torch.ones(1000, device=device)
+    base, tensor = allocated(), torch.ones(1024, device=device)
     tensor.untyped_storage().resize_(0)
     assert allocated() == base
-    tensor.untyped_storage().resize_(4000)
-    assert allocated() == base + 4000
+    tensor.untyped_storage().resize_(4096)
+    assert allocated() == base + 4096
 
 
 # -- bounds

@@ -513,18 +513,18 @@ def test_memory_is_accounted_exactly(devices):
     gc.collect()
     a, b = devices
     before = torch.vgpu.memory_allocated(a), torch.vgpu.memory_allocated(b)
-    x = torch.zeros(1000, 10, device=a)
-    assert torch.vgpu.memory_allocated(a) - before[0] == 40_000
-    views = [x[3], x.t(), x.view(-1), x.expand(2, 1000, 10), x.detach(), x.unbind(0), x.split(3)]
-    assert torch.vgpu.memory_allocated(a) - before[0] == 40_000
+    x = torch.zeros(1024, 10, device=a)
+    assert torch.vgpu.memory_allocated(a) - before[0] == 40_960
+    views = [x[3], x.t(), x.view(-1), x.expand(2, 1024, 10), x.detach(), x.unbind(0), x.split(3)]
+    assert torch.vgpu.memory_allocated(a) - before[0] == 40_960
     y = x.to(torch.float64)
     x += 1
-    assert torch.vgpu.memory_allocated(a) - before[0] == 120_000
+    assert torch.vgpu.memory_allocated(a) - before[0] == 122_880
     assert torch.vgpu.memory_allocated(b) == before[1]
     z = y.to(b)
-    assert torch.vgpu.memory_allocated(b) - before[1] == 80_000
+    assert torch.vgpu.memory_allocated(b) - before[1] == 81_920
     del x, y
-    assert torch.vgpu.memory_allocated(a) - before[0] == 40_000
+    assert torch.vgpu.memory_allocated(a) - before[0] == 40_960
     del views
     assert torch.vgpu.memory_allocated(a) == before[0]
     del z

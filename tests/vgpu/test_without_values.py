@@ -67,15 +67,15 @@ def test_a_device_is_full_at_the_right_byte():
     others = torch.vgpu.memory_allocated(device)  # what other tests have left on the device
     virtual_gpus(1, model="v100", values=False, memory=others + 4096)
     torch.vgpu.reset_peak_memory_stats(device)
-    x = torch.empty(4000, dtype=torch.uint8, device=device)
-    y = torch.zeros(96, dtype=torch.uint8, device=device)
+    x = torch.empty(3584, dtype=torch.uint8, device=device)
+    y = torch.zeros(1, dtype=torch.uint8, device=device)  # takes 512, as on CUDA
     with pytest.raises(torch.OutOfMemoryError, match="of which 0.00 MiB is free"):
         torch.zeros(1, dtype=torch.uint8, device=device)
     del y
     with pytest.raises(torch.OutOfMemoryError):
-        torch.zeros(97, dtype=torch.uint8, device=device)
-    torch.zeros(96, dtype=torch.uint8, device=device)
-    assert torch.vgpu.memory_allocated(device) == others + 4000
+        torch.zeros(513, dtype=torch.uint8, device=device)
+    torch.zeros(512, dtype=torch.uint8, device=device)
+    assert torch.vgpu.memory_allocated(device) == others + 3584
     assert torch.vgpu.max_memory_allocated(device) == others + 4096
     del x
     assert torch.vgpu.memory_allocated(device) == others

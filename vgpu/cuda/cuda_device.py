@@ -20,11 +20,8 @@ from vgpu.tensors.tensor import REFUSALS, VirtualTensor, with_own_type
 def stand_for_cuda(n, **options):
     """Create `n` virtual GPUs that are "cuda" devices for all code of this process; return a list.
 
-    Call it at the start of a process, before `virtual_gpus`, whose options it takes.
-
-    Raises:
-        RuntimeError: virtual GPUs exist already, or this machine does not allow it.
-        ValueError, TypeError: as `virtual_gpus`.
+    Call it at the start of a process, before `virtual_gpus`, whose options it takes. Raises
+    RuntimeError if virtual GPUs exist already, or this machine does not allow it.
     """
     registry.rename("cuda")
     devices = virtual_gpus(n, **options)

@@ -1,7 +1,6 @@
 """`vgpu run`: runs a command whose processes have virtual GPUs in place of CUDA's.
 
-Starts the command, forwards signals, ends processes that the command leaves behind, and prints a
-summary. It does not import torch. It needs Linux.
+This process does not import torch.
 """
 
 import contextlib
@@ -30,14 +29,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def run_command(command, gpus, model=None, trace=None, clock="model", values=True):
-    """Run a command, a list of strings, and return its exit code.
-
-    Args:
-        gpus: number of virtual GPUs for each process.
-        model: name of the GPU or machine to model; None for real time.
-        trace: path for a trace of all ranks, or None.
-        clock, values: with a model, see `vgpu run --help`.
-    """
+    """Run a command, a list of strings, with the options of `vgpu run`; return its exit code."""
     if trace is not None and not os.path.isdir(os.path.dirname(os.path.abspath(trace))):
         print(f"vgpu run: the folder of the trace {trace} does not exist", file=sys.stderr)
         return CANNOT_RUN

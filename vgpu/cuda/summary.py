@@ -21,10 +21,7 @@ def read_reports(folder):
 def summary(reports, gpus, seconds, code, clock="model", values=True):
     """Return the summary of a command's processes, a text of several lines.
 
-    Args:
-        reports: the result of `read_reports`.
-        seconds, code: duration and exit code of the command.
-        gpus, clock, values: those of the command line.
+    `reports` are those of `read_reports`; the command took `seconds` and returned `code`.
     """
     modelled = next((report["modelled"] for report in reports if report["modelled"]), "")
     gpus = f"{gpus} x virtual GPU"

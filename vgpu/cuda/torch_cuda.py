@@ -39,14 +39,9 @@ NCCL_VERSION = (2, 27, 0)  # a version with bfloat16, which programs check
 def switch_on(gpus, visible=None, values=True):
     """Make `torch.cuda` and the device "cuda" refer to virtual GPUs, in all of this process.
 
-    Args:
-        gpus: kind and number, "vgpu:4" or "v100:4".
-        visible: indices of visible GPUs, "0,2", as in CUDA_VISIBLE_DEVICES; by default all.
-        values: see `virtual_gpus`.
-
-    Raises:
-        ValueError: `gpus` is malformed, or names an unknown GPU or machine.
-        RuntimeError: virtual GPUs cannot replace CUDA's on this machine or this torch.
+    `gpus` has kind and number, "vgpu:4" or "v100:4"; `visible` the indices of visible GPUs, "0,2",
+    by default all. Raises ValueError if `gpus` is malformed, or names an unknown GPU or machine,
+    RuntimeError if virtual GPUs cannot replace CUDA's on this machine or this torch.
     """
     known = re.fullmatch(r"([^:]+):([1-9][0-9]*)", gpus)
     if not known:
@@ -191,8 +186,7 @@ _REAL_GPU_ONLY = """
     CUDAGraph graph graph_pool_handle make_graphed_callables ExternalStream get_stream_from_external
     MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator GreenContext
     caching_allocator_alloc caching_allocator_delete current_blas_handle current_solver_handle
-    list_gpu_processes memory_usage utilization temperature
-    power_draw clock_rate
+    list_gpu_processes memory_usage utilization temperature power_draw clock_rate
     host_memory_stats host_memory_stats_as_nested_dict reset_peak_host_memory_stats
     reset_accumulated_host_memory_stats caching_allocator_enable
 """.split()

@@ -1,6 +1,7 @@
 """Registers the device type `vgpu` with torch, once in a process."""
 
 import atexit
+import functools
 import os
 import sys
 import warnings
@@ -40,9 +41,7 @@ from vgpu.tensors.tensor import REFUSALS, VirtualTensor, can_become, on_virtual_
 def register():
     """Register the device type `vgpu` with torch, once.
 
-    Raises:
-        RuntimeError: this Python or torch is not supported, or another package has registered a
-            device type.
+    Raises RuntimeError if this Python or torch is not supported, or has another device type.
     """
     check_python()
     check_version(torch.__version__)
@@ -121,14 +120,11 @@ def note_forks():
 
 
 _registered = _notes_forks = False
-_side_streams = {}
 
 
+@functools.cache
 def _side_stream(device):
-    device = registry.find(device)
-    if device.index not in _side_streams:
-        _side_streams[device.index] = torch_vgpu.Stream(device.index)
-    return _side_streams[device.index]
+    return torch_vgpu.Stream(device)
 
 
 def _new_process_group(options, backend_options):

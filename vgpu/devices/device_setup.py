@@ -185,8 +185,7 @@ def requested_settings(n):
 def settings_of_ranks(nproc):
     """Return the arguments of the last `virtual_gpus` for `nproc` processes; None without one.
 
-    Raises:
-        ValueError: that call had a list of values for fewer than `nproc` devices.
+    Raises ValueError if that call had a list of values for fewer devices.
     """
     if not _last_call:
         return None

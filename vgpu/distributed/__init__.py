@@ -4,7 +4,7 @@ process_group.py     the process group that torch calls; a collective is an op o
 collective.py        the op: tensors, cost, ranks, and the text on which all ranks must agree
 work.py              the Work that a collective returns: waiting blocks the stream, not the host
 exchange.py          moves the values through gloo, in an engine's thread
-agreement.py         ranks compare their calls before each exchange and agree on its start
+agreement.py         over gloo, ranks compare calls and agree on the start, or CollectiveTimeout
 meetings.py          the same on modelled GPUs: when ranks meet on the simulated clock
 timekeeper.py        one simulated clock for ranks in several processes
 equal_ranks.py       one modelled GPU in place of many equal ones

@@ -108,15 +108,9 @@ class GlooConnections:
     def agree(self, call, ready, link, failure):
         """Compare calls with all other ranks and return the `Agreement`.
 
-        Args:
-            call: a description of this rank's call.
-            ready: time at which this rank's inputs were ready, seconds.
-            link: this rank's `Link`, or None for no limit.
-            failure: exception that prevents this rank from taking part, or None.
-
-        Raises:
-            CollectiveTimeout: a rank did not join in time.
-            dist.DistBackendError: calls differ, or a rank cannot take part.
+        `call` describes this rank's call, whose inputs were ready at the second `ready`; `failure`
+        is the exception that prevents it from taking part, or None. Raises CollectiveTimeout if a
+        rank did not join in time, dist.DistBackendError if calls differ or a rank cannot take part.
         """
 
         def gather(mine):

@@ -6,8 +6,6 @@ binary tree, which sends whole tensors in fewer steps; all others but all-to-all
 Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002). Across machines, most steps of
 the ring stay inside one; the tree is a chain inside each machine and a tree between them, as in
 NCCL's model of its times (src/graph/tuning.cc in https://github.com/NVIDIA/nccl).
-
-Virtual GPUs take these durations; chapters predict with `allreduce_seconds` of their own.
 """
 
 from dataclasses import dataclass, replace

@@ -1,9 +1,7 @@
 """VirtualProcessGroup: the process group of torch.distributed for virtual GPUs.
 
-A collective is issued without waiting, as an op on the group's stream behind the work of the
-current stream. The group has its own engine, whose thread waits for other ranks. Messages have an
-engine for each peer and direction, so that none blocks another. A group that is created with
-"cpu:gloo" as well passes CPU tensors to gloo directly.
+Messages have an engine for each peer and direction, so that none blocks another. A group that is
+created with "cpu:gloo" as well passes CPU tensors to gloo directly.
 """
 
 import atexit

@@ -1,14 +1,10 @@
 """One simulated clock for the ranks of a job, each of which simulates its own devices.
 
-A collective begins when its last rank is ready. A rank's simulation does not know that time, so it
-*posts* the collective with the time at which its own inputs are ready. The keeper, a thread in the
-process of the first rank to arrive, tells all of its ranks when they *meet*.
-
-A rank that waits for a meeting must not simulate past it. So it asks for permission before it
+The keeper, a thread in the process of the first rank to arrive, tells the ranks of a collective
+when they *meet*, once all have *posted* it. Until then a rank asks for permission before it
 advances to its next event, which is granted once no rank that it waits for, directly or through
-others, can act earlier. The result is exact and the same in every run. (This is a conservative
-parallel simulation with a global minimum in place of null messages: Chandy and Misra 1979,
-https://doi.org/10.1109/TSE.1979.230182.)
+others, can act earlier. (This is a conservative parallel simulation with a global minimum in place
+of null messages: Chandy and Misra 1979, https://doi.org/10.1109/TSE.1979.230182.)
 
 Simulation stops at the clock of a host that may still issue ops. But the host may wait for another
 rank's host, which waits for this rank's simulation. So a host that is silent and uses no core while

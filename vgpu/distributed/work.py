@@ -8,7 +8,7 @@ import torch.distributed as dist
 from vgpu.distributed.collective import Collective
 from vgpu.operators.issuing import raise_now
 from vgpu.private.autograd import in_backward
-from vgpu.private.dispatch import tree_flatten
+from vgpu.private.dispatch import tree_leaves
 from vgpu.runtime import scheduler, threads
 from vgpu.tensors.tensor import VirtualTensor
 
@@ -113,8 +113,7 @@ class VirtualFuture(torch.futures.Future):
 
 
 def _tensors(value):
-    leaves = tree_flatten(value)[0]
-    return [leaf for leaf in leaves if type(leaf) is VirtualTensor]
+    return [leaf for leaf in tree_leaves(value) if type(leaf) is VirtualTensor]
 
 
 def wait_for_writer(tensor):

@@ -1,6 +1,6 @@
 """Modelled GPUs: a simulated clock, and the duration of kernels, copies and host work.
 
-simulation      discrete-event simulation of ops, and the clocks of host threads
+simulation      discrete-event simulation of ops: its engines, and the clocks of host threads
 model           the model of a device: a GPU in a machine, and its shared links
 hardware        machines, and models by name
 modelled_gpu    a GPU by its data sheet, and the duration of a kernel

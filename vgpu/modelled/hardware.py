@@ -60,11 +60,7 @@ def as_gpu(gpu):
 
 
 def as_machine(model):
-    """Return a `Machine`, given as such, by name, or by its GPU.
-
-    Raises:
-        ValueError, TypeError: as `as_gpu`.
-    """
+    """Return a `Machine`, given as such, by name, or by its GPU; raises what `as_gpu` does."""
     if isinstance(model, str) and model.lower() in MACHINES:
         return MACHINES[model.lower()]
     return model if isinstance(model, Machine) else Machine(model)
@@ -73,11 +69,8 @@ def as_machine(model):
 def machines_of(n, models, host=None):
     """Return the `Machine` of each of `n` devices, given `n` models: equal machines, or GPUs.
 
-    `host`, if given, replaces that of the machine, see `Machine`.
-
-    Raises:
-        ValueError: there are more GPUs than in one machine and no network, or machines differ.
-        TypeError: as `as_gpu`.
+    `host`, if given, replaces that of the machine, see `Machine`. Raises what `as_gpu` does, and
+    ValueError if there are more GPUs than in one machine and no network, or machines differ.
     """
     machines = [as_machine(model) for model in models]
     if host is not None:

@@ -171,9 +171,7 @@ PRESETS = LinkPresets({link.name: link for link in _WIRES} | _MEASURED | _COLLEC
 def as_link(link):
     """Return a `Link`, given as such, by a preset's name or bytes per second; None for no limit.
 
-    Raises:
-        ValueError: no preset has the name, or the bytes per second are not positive.
-        TypeError: `link` has another type.
+    Raises ValueError for an unknown name or bytes that are not positive, TypeError for other types.
     """
     if link is None or isinstance(link, Link):
         return link

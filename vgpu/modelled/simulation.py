@@ -1,13 +1,9 @@
 """Discrete-event simulation of ops on modelled GPUs, exact for given durations.
 
-Each launch advances the clock of the host by its cost. An op is ready when it has been issued and
-its dependencies have ended. The op that became ready first is next, and starts once its resources
-are free: its engine, and for a copy the directions of the links on its path.
-
-The simulation runs on demand only. A host that waits for an op has it run until that op has ended,
-and sets its own clock to that end. Ops issued afterwards are ready later than everything simulated
-so far, and so cannot change it: that is why the result is exact. All of this happens in one thread,
-the simulator, which no interrupt reaches.
+The op that became ready first is next, and starts once its resources are free: its engine, and for
+a copy the directions of the links on its path. A host that waits for an op has it run until that op
+has ended, and sets its own clock to that end. Ops issued afterwards are ready later than everything
+simulated so far, and so cannot change it: that is why the result is exact.
 """
 
 import contextlib

@@ -31,8 +31,7 @@ def attend(
 ):
     """Issue `scaled_dot_product_attention` on virtual GPUs; see torch's function of this name.
 
-    Raises:
-        RuntimeError: none of the kernels that the program allows supports it, as on CUDA.
+    Raises RuntimeError, as on CUDA, if no kernel that the program allows supports it.
     """
     mask, gqa = attn_mask, enable_gqa
     given = [x for x in (query, key, value, mask) if x is not None]

@@ -79,15 +79,10 @@ def broadcast_coalesced(tensors, devices, buffer_size=10485760):
 
 
 def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
-    """Sum tensors over devices; a device sends many tensors in one buffer.
+    """Sum tensors over devices, a list on each, of which one is `destination`; return a tuple.
 
-    Args:
-        inputs: for each device the list of its tensors, with equal shapes on all devices. One of
-            the lists is on `destination`, by default the current device, and is not copied.
-        buffer_size: maximum bytes of a buffer; a larger tensor has its own.
-
-    Returns:
-        A tuple of the sums, tensors on `destination`.
+    `destination` is by default the current device. A device sends many tensors in one buffer of at
+    most `buffer_size` bytes; a larger tensor has its own.
     """
     where = registry.find(destination).torch_device
     (home,) = [tensors for tensors in inputs if tensors[0].device == where]

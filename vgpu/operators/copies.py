@@ -19,16 +19,12 @@ def copy(target, source, non_blocking=False, new=False):
 
     On one device this is a kernel. From and to the CPU it is a copy on the current stream, for
     which the host waits unless it is `non_blocking` and the CPU memory is pinned. Changes of the
-    tensors' `data` after the issue do not affect it.
-
-    Args:
-        source: its shape must be expandable to that of `target`.
-        new: whether `target` is created for this copy, and inherits a failure of `source`.
+    tensors' `data` after the issue do not affect it. A `target` that is `new`, created for this
+    copy, inherits a failure of `source`.
 
     Raises:
         RuntimeError: the shapes do not fit, elements share memory, or `source` is neither on a
             virtual GPU nor on the CPU.
-        NotImplementedError: `source` is a meta tensor.
         torch.AcceleratorError: the host waited, and an op on the device has failed.
     """
     if target.shape != source.shape:

@@ -1,8 +1,6 @@
 """Issues an operator on virtual GPUs: from its call to an op on a stream.
 
-torch calls `dispatch` for every operator. It computes the key of the call and looks up its plan,
-which queues the op. Other calls (with lists of tensors, keyword arguments, CPU tensors, or a new
-key) take the slow path, a `Call`.
+Lists of tensors, keyword arguments, CPU tensors and new keys take the slow path, a `Call`.
 """
 
 import re
@@ -535,15 +533,8 @@ def raise_now(op, device):
 def issue_function(name, function, inputs, layouts):
     """Queue a function as one kernel on the current stream of the device of its inputs.
 
-    Args:
-        name: its name in recordings.
-        function: function(list of CPU tensors, the values of `inputs`) that returns a list of
-            tensors.
-        inputs: tensors on one virtual GPU.
-        layouts: a `TensorLayout` for each result of `function`.
-
-    Returns:
-        A list of new tensors, which hold the results once the kernel has run.
+    `function` takes a list of CPU tensors, the values of `inputs`, and returns a list of tensors
+    with `layouts`, a `TensorLayout` each. Returns a list of new tensors, not yet computed.
     """
     device = inputs[0]._cell.layout.device
     out = [Cell(layout) for layout in layouts]

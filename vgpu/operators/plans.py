@@ -1,8 +1,4 @@
-"""Plans: the layouts of an operator's results, and how they share memory with the inputs.
-
-A `Plan` is inferred once for each key: the operator, the layouts of its inputs, its arguments and
-torch's default dtype.
-"""
+"""Plans: the layouts of an operator's results, and how they share memory with the inputs."""
 
 import torch
 
@@ -155,7 +151,7 @@ def keep_plan(key, plan):
 
 
 class Plan:
-    """How to issue an operator for one key.
+    """How to issue an operator for one key: operator, layouts, arguments, torch's default dtype.
 
     Attributes:
         outputs: for each result (mode, layout, source): NEW memory of that layout, a VIEW of input
@@ -167,8 +163,6 @@ class Plan:
         only_views: whether all results are views, which need no op.
         is_foreseen: whether the single result has had the inferred layout once, so that later runs
             check only its shape and strides.
-        work: function(op) that does the work.
-        name: its name in recordings.
         modelled: the duration of its kernel, see `Model.seconds`; or None.
     """
 

@@ -5,7 +5,7 @@
     dispatch        schemas, kernels, shape inference, autocast and TF32
     autograd        the backward pass
     registration    the device type, and torch's classes and functions for devices
-    virtual_tables  machine code in C++ virtual tables, where torch must not call Python
+    virtual_tables  device guard and hooks: machine code, where torch must not call Python
     modules         nn.Module, nn.DataParallel and optimizers
     cuda            torch.cuda, and "cuda" in torch's C++ code
     kineto          torch's profiler

@@ -54,10 +54,8 @@ def replace_private_names(module, history, sleep, set_stream, refusing, cudart):
     """Replace private names of `torch.cuda` and `torch._C` that programs use.
 
     Those of `torch._C` are called by `torch.cuda`, torch's test classes and `torch._dynamo.reset`.
-
     `module` and `history` are `torch.vgpu` and `vgpu.recording.history`; `refusing(name)` returns a
-    callable that raises an error; `cudart` has the functions of CUDA's library that programs can
-    call.
+    callable that raises an error; `cudart` has functions of CUDA's library.
     """
     replace_in_cuda(
         {

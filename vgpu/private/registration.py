@@ -19,10 +19,7 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
     `factory(func, *args, **kwargs)` is for operators without a virtual tensor, `restore(storage,
     location)` for torch.load; `kernels` are functions(library) that register further aten kernels;
     `refusals` has the function(func, *args, **kwargs) that refuses operators of a kind of tensors,
-    such as "NestedTensor".
-
-    Raises:
-        RuntimeError: another package has registered a device type.
+    such as "NestedTensor". Raises RuntimeError if another package has registered a device type.
     """
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":

@@ -1,8 +1,4 @@
-"""torch's elastic agent on this machine: starts, monitors, restarts and ends the ranks.
-
-torch does the rendezvous, and starts and restarts processes. Monitoring is our own: it shows the
-output of the ranks, finds the first failure, and never hangs.
-"""
+"""torch's elastic agent on this machine: starts, monitors, restarts and ends the ranks."""
 
 import contextlib
 import logging

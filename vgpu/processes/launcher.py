@@ -1,8 +1,4 @@
-"""`launch(fn, nproc)` calls a function, which a notebook may define, in several processes.
-
-torch's elastic agent (`agent`) starts the processes, and each of them runs `rank`. The function,
-its arguments and the results travel by value, through files in a temporary folder.
-"""
+"""`launch(fn, nproc)` calls a function, which a notebook may define, in several processes."""
 
 import difflib
 import inspect

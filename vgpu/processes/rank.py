@@ -48,17 +48,12 @@ STREAMS = ("stdout", "stderr")
 def run(fn, timeout=TIMEOUT, store=None, settings=None):
     """Call `fn()` in a process group of the elastic agent's processes; return its result.
 
-    Each process has its own GPU as its current device, as in `launch`. CPU tensors go through gloo,
-    and on virtual GPUs their kernels use one thread.
+    Each process has its own GPU as its current device, as in `launch`, whose `timeout` it has, with
+    its TimeoutError. CPU tensors go through gloo, and on virtual GPUs their kernels use one thread.
 
     Args:
-        timeout: seconds that a collective may take, and that the last rank may return after the
-            first.
         store: the store of the process group; by default torchrun's.
         settings: arguments of `virtual_gpus`; by default those of VGPU_DEVICES.
-
-    Raises:
-        TimeoutError: ranks had not arrived in time; reports which ones, and where they were.
     """
     limit = timedelta(seconds=timeout)
     if store is None:

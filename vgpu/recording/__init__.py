@@ -1,10 +1,9 @@
 """Recordings of devices, and their presentation in torch's tools.
 
-intervals       union, overlap and lanes of spans
-profiling       events for torch's profiler
-profiler_clock  times in torch's profiler
-history         history of a device's memory, for https://pytorch.org/memory_viz
-chrome_trace    export of a recording to Perfetto
+intervals     union, overlap and lanes of spans
+profiling     events of GPUs for torch's profiler, and their times
+history       history of a device's memory, for https://pytorch.org/memory_viz
+chrome_trace  export of a recording to Perfetto
 """
 
 from vgpu.recording.chrome_trace import chrome_trace

@@ -137,11 +137,9 @@ def record_memory_history(
 ):
     """Start recording the memory of all virtual GPUs, or for None stop and drop the history.
 
-    The arguments are those of `torch.cuda.memory._record_memory_history`. Both kinds of `stacks`
-    have frames of Python only; `compile_context` and `global_record_annotations` are ignored.
-
-    Raises:
-        RuntimeError: an argument has another value.
+    The arguments are those of `torch.cuda.memory._record_memory_history`, other values raise
+    RuntimeError. Both kinds of `stacks` have frames of Python only; `compile_context` and
+    `global_record_annotations` are ignored.
     """
     for name, value, known in (
         ("enabled", enabled, ("state", "all", None)),
@@ -163,9 +161,7 @@ def record_memory_history(
 def snapshot(pool=None):
     """Return the state of the memory of all virtual GPUs, and its history if recorded.
 
-    Returns:
-        A dict with "segments", "device_traces" and "allocator_settings"; see
-        `torch.cuda.memory._snapshot`.
+    It is the dict of `torch.cuda.memory._snapshot`.
     """
     both = [
         (each.memory.history or History(each.memory)).snapshot()

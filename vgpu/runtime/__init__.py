@@ -5,9 +5,9 @@ registry     all devices of this process
 identity     name, compute capability and properties of a device
 streams      queues of ops
 engines      threads that run ops
-scheduler    dependencies of ops, waiting, recordings
+scheduler    ops, their dependencies and queues, waiting, recordings; the wall clock
 spans        Span, the item of a recording
-clocks       the current clock, for programs
+clocks       functions that read or advance the current clock, for programs
 interrupts   where Python raises KeyboardInterrupt, and how to delay it
 notebook     integration into Jupyter kernels
 """

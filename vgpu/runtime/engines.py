@@ -1,8 +1,4 @@
-"""Engines: threads that run ready ops, one at a time.
-
-A device has one engine for kernels and one for each direction of copying, so that, as on a GPU, ops
-of different streams overlap if they need different engines.
-"""
+"""Engines: threads that run ready ops, one at a time; ops on different engines overlap."""
 
 import _thread
 import contextlib
@@ -124,7 +120,10 @@ class Engine(WorkerThread, ReadyQueue):
         arrival = self._carry(op)
         begun = perf_counter()
         self.do(op)
-        self._land(op, arrival, begun)
+        if op.num_bytes:  # update the measured figure
+            seconds_per_byte = (perf_counter() - begun) / op.num_bytes
+            self._seconds_per_byte = (self._seconds_per_byte + seconds_per_byte) / 2
+        sleep_until(arrival)
         op.end = self._last_end = perf_counter()
 
     def _carry(self, op):
@@ -140,13 +139,6 @@ class Engine(WorkerThread, ReadyQueue):
         writing = (op.num_bytes or 0) * self._seconds_per_byte
         sleep_until(arrival - writing)
         return arrival
-
-    def _land(self, op, arrival, begun):
-        """Occupy the engine until `arrival`; update the measured seconds per byte."""
-        if op.num_bytes:
-            seconds_per_byte = (perf_counter() - begun) / op.num_bytes
-            self._seconds_per_byte = (self._seconds_per_byte + seconds_per_byte) / 2
-        sleep_until(arrival)
 
     def set_threads(self, threads):
         self.threads = threads
@@ -175,10 +167,7 @@ def set_thread_count(threads):
 
     `torch.set_num_threads` also sets the default of new threads. So a helper thread reads that
     default before the call, and another one restores it. If no thread can be started, nothing
-    changes.
-
-    Raises:
-        ValueError: `threads` is not a positive integer.
+    changes. Raises ValueError unless `threads` is a positive integer.
     """
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ValueError(f"threads must be a positive integer: got {threads!r}")

@@ -88,9 +88,7 @@ def use_wall_clock():
 def find(where):
     """Return the `Device` of a `torch.device`, a name or an index; the current one for None.
 
-    Raises:
-        RuntimeError: there is no such device, as on CUDA.
-        ValueError: the device has another type.
+    Raises RuntimeError, as on CUDA, without such a device, ValueError for another type.
     """
     if where is None:
         return current()

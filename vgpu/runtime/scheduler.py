@@ -1,11 +1,8 @@
 """Scheduling of ops: dependencies, ready queues, waiting and recordings.
 
 Times are those of the current clock, `clock`. On modelled GPUs an op that is `done` has been
-simulated, and may end later than the host's `now`.
-
-The host hands an op over in one step that an interrupt cannot tear (`streams.py`). From then on
-only threads that no interrupt reaches modify it: its engine's thread *admits* it, which counts the
-earlier ops that it depends on, and the thread that finishes the last of these makes it ready.
+simulated, and may end later than the host's `now`. An engine's thread *admits* an op: it counts
+the earlier ops that it depends on. The thread that finishes the last of these makes it ready.
 """
 
 import contextlib
@@ -352,10 +349,8 @@ def pass_gate(gate):
 def wait(op, device):
     """Block the calling thread until an op has run; an interrupt ends the wait, not the op.
 
-    A recording shows the wait under `device`, a torch.device.
-
-    Raises:
-        RuntimeError: in a fork or an engine's thread, or if an engine's thread has died.
+    A recording shows the wait under `device`, a torch.device. Raises RuntimeError in a fork or an
+    engine's thread, or if an engine's thread has died.
     """
     if under_way(op):
         check_not_forked()

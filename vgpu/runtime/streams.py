@@ -33,12 +33,8 @@ class StreamQueue:
         The calling thread blocks while QUEUE_LIMIT ops of the engine are under way. An exception
         before the op is handed over leaves no trace of it.
 
-        Args:
-            after: ops of other streams that it waits for, too.
-            then: another stream, whose later ops wait for this op; or None.
-
-        Raises:
-            RuntimeError: this process is a fork, or no thread can be started for the engine.
+        It also waits for the ops `after`, of other streams; later ops of the stream `then` wait for
+        it. Raises RuntimeError in a fork, or if no thread can be started for the engine.
         """
         check_not_forked()
         engine = op.engine

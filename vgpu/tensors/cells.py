@@ -234,9 +234,7 @@ def revive(cell):
 def fetch(cell):
     """Return the CPU tensor with the values of `cell`, for a running op.
 
-    Raises:
-        RuntimeError: the values are not computed yet.
-        Unavailable: there are no values, because a kernel failed for example.
+    Raises RuntimeError if they are not computed yet, Unavailable if a kernel failed for example.
     """
     data = cell.data
     if data is None:

@@ -1,4 +1,4 @@
-"""Exact accounting of a device's memory, by storage."""
+"""Accounting of a device's memory, by storage."""
 
 import threading
 import weakref
@@ -13,7 +13,7 @@ from vgpu.tensors.caching import MIB, SMALL_SEGMENT, CachingAllocator
 
 MAX_PENDING = 10_000  # allocations and frees not yet passed to the model of CUDA's allocator
 _SHIFT = 48  # bits of an integer for a block's size, below its address
-GRANULARITY = 512  # addresses are multiples of this many bytes, as in CUDA's allocator
+GRANULARITY = 512  # bytes; of addresses and of what a block takes, as in CUDA's allocator
 
 
 class Block:
@@ -37,10 +37,11 @@ class _Reference(weakref.ref):
     """A weak reference to a Block, whose callback, in C, reports that the block is freed.
 
     An interrupt in the Python code of a `__del__` would be lost. `streams` may still use the block
-    when it is freed; `pending` are their ops that hold it after that, None before.
+    when it is freed; `pending` are their ops that hold it after that, None before. `taken` are
+    `num_bytes` rounded up to GRANULARITY.
     """
 
-    __slots__ = ("num_bytes", "address", "streams", "pending")
+    __slots__ = ("num_bytes", "taken", "address", "streams", "pending")
 
 
 class Memory:
@@ -52,7 +53,7 @@ class Memory:
     Attributes:
         limit, fraction, allowed: its size in bytes, the fraction that may be in use, and that
             fraction in bytes.
-        allocated: bytes of all storages in use.
+        allocated: bytes that all storages in use take, each rounded up to GRANULARITY.
         held: bytes that are freed, but still used by a stream (`record_stream`).
         peak, held_peak: the highest `allocated`, and `allocated` + `held`, since `reset_peak`.
         recorded: number of blocks, in use or held, with a `record_stream`.
@@ -98,12 +99,12 @@ class Memory:
     def allocate(self, num_bytes):
         """Return a Block of `num_bytes`; if necessary, wait for streams that hold freed memory.
 
-        Raises:
-            torch.OutOfMemoryError: more than `allowed` bytes would be in use, and none are held.
+        Raises torch.OutOfMemoryError for more than `allowed` bytes in use, of which none are held.
         """
         block = Block()
         block.reference = reference = _Reference(block, self.add_freed)
         reference.num_bytes = num_bytes
+        reference.taken = taken = -(-num_bytes // GRANULARITY) * GRANULARITY
         reference.streams = ()
         reference.address = None
         is_exact = len(self._freed) > 64 or self.history is not None
@@ -112,7 +113,7 @@ class Memory:
         while True:
             # One step from here, see interrupts.py; no other thread comes in between, either. It is
             # no function of its own: each new tensor would pay for the call.
-            allocated = self.allocated + num_bytes
+            allocated = self.allocated + taken
             reserved = allocated + self.held
             if reserved <= self.allowed and (is_exact or reserved <= self.peak):
                 address = self._next_address
@@ -121,7 +122,7 @@ class Memory:
                 self._next_address = address + num_bytes + GRANULARITY - num_bytes % GRANULARITY
                 self.allocated = allocated
                 self.num_allocations += 1
-                self.total_allocated += num_bytes
+                self.total_allocated += taken
                 if allocated > self.peak:
                     self.peak = allocated
                 if reserved > self.held_peak:
@@ -145,11 +146,13 @@ class Memory:
         if num_bytes:
             new, fresh = _Reference(block, self.add_freed), self.allocate(num_bytes)
             new.num_bytes, new.streams, new.address = num_bytes, (), fresh.address
+            new.taken = fresh.reference.taken
         freed, empty = _Reference(block), _Reference(block)
         old = block.reference
         freed.num_bytes, freed.streams, freed.address = old.num_bytes, old.streams, old.address
+        freed.taken = old.taken
         freed.pending = getattr(old, "pending", None)
-        empty.num_bytes, empty.streams, empty.address = 0, (), None
+        empty.num_bytes, empty.taken, empty.streams, empty.address = 0, 0, (), None
         if freed.address is not None:
             del old  # so that the step drops the last reference, without a callback
             self._empty(block, empty, freed)
@@ -213,10 +216,10 @@ class Memory:
                 # One step to `popleft`; each freed tensor goes through it. Where an allocation was
                 # interrupted, its reference has no address: it was never accounted.
                 if reference.address is not None:
-                    self.allocated -= reference.num_bytes
+                    self.allocated -= reference.taken
                     if reference.streams:
                         self._held[reference.address] = reference
-                        self.held += reference.num_bytes
+                        self.held += reference.taken
                     else:
                         del self._live[reference.address]
                 popleft()
@@ -247,7 +250,7 @@ class Memory:
     def _forget(self, reference):
         del self._held[reference.address]
         del self._live[reference.address]
-        self.held -= reference.num_bytes
+        self.held -= reference.taken
         self.recorded -= 1
 
     def _out_of_memory(self, num_bytes):
@@ -261,6 +264,12 @@ class Memory:
             f"{self.device} has a total capacity of {self.limit / MIB:.2f} MiB of "
             f"which {free / MIB:.2f} MiB is free.{limit}"
         )
+
+    @property
+    def requested(self):
+        """Bytes of all storages in use, not rounded up."""
+        live = tuple(self._live.items())
+        return sum(each.num_bytes for address, each in live if address not in self._held)
 
     @property
     def reserved(self):

@@ -340,11 +340,7 @@ def _set_bits(tensor, before, after):
 
 
 def wrap(cell, block=None):
-    """Return a tensor with the values of a cell, in `block`, by default a new one.
-
-    Raises:
-        torch.OutOfMemoryError: there is not enough memory for a new block.
-    """
+    """Return a tensor with the values of a cell, in `block`, or in a new one if there is memory."""
     layout = cell.layout
     if block is None:
         block = layout.device.memory.allocate(layout.num_bytes)

@@ -248,12 +248,7 @@ def _width(text):
 
 
 def _draw_arrow(axes, source, target, style):
-    """Draw an arrow from the right side of one label to the left side of another.
-
-    Args:
-        source, target: pairs of a place (level, line) and the label's width in points.
-        style: colour, width and dashes of the line.
-    """
+    """Draw an arrow between two labels: pairs of a place (level, line) and a width in points."""
     from matplotlib.transforms import offset_copy
 
     (start, start_width), (end, end_width) = source, target

@@ -243,8 +243,6 @@ def _work(fn, worker, args, kwargs):
 
     Ray would pickle a raised error by reference, which fails for the classes of a notebook.
     """
-    import torch
-
     torch.set_num_threads(1)
     try:
         return fn(worker, *args, **kwargs), None

@@ -1,4 +1,4 @@
-"""Predict the seconds of an allreduce in the alpha-beta model.
+"""Chapter 12: seconds of an allreduce, a figure of single runs, and the networks.
 
 In the alpha-beta model a message of n bytes takes latency + n / bandwidth seconds. Every device has
 one link, a `vgpu.Link`, that sends and receives at the same time, one message at a time in each
@@ -6,11 +6,15 @@ direction; the network between the links is never a bottleneck. Additions are fr
 otherwise, the formulas are those of Thakur, Rabenseifner and Gropp 2005
 (https://doi.org/10.1177/1094342005051521) and of Patarasuk and Yuan 2009
 (https://doi.org/10.1016/j.jpdc.2008.09.002).
-
-Chapters predict with these formulas; virtual GPUs use `vgpu/distributed/collective_costs.py`.
 """
 
 from numbers import Integral
+from statistics import mean
+
+from torch import nn
+
+from d2lpar.plotting.charts import write_plain_numbers
+from d2lpar.plotting.figures import LINES, MEASURED, PREDICTED, new_figure, style
 
 
 def allreduce_seconds(algorithm, k, num_bytes, link):
@@ -78,3 +82,69 @@ def two_level_seconds(num_machines, per_machine, num_bytes, inside, between):
     """
     seconds = allreduce_seconds("ring", per_machine, num_bytes, inside)
     return seconds + allreduce_seconds("ring", num_machines, num_bytes, between)
+
+
+def plot_runs(runs, xlabel, ylabel, formula):
+    """Return a log-log figure of measured runs, their means and a formula.
+
+    Args:
+        runs: a dict from (group, x) to the results of its runs, a list.
+        xlabel, ylabel: quantities and units.
+        formula: a function of x, through the means at the least and the largest x.
+    """
+    ticks = sorted({x for _, x in runs})
+    xs = [ticks[0] * (ticks[-1] / ticks[0]) ** (i / 50) for i in range(51)]
+    groups = list(dict.fromkeys(group for group, _ in runs))
+    figure, [[axes]] = new_figure(figsize=(5, 3.3))
+    through = f"formula, through {ticks[0]:g} and {ticks[-1]:g}"
+    with style():
+        axes.plot(xs, [formula(x) for x in xs], "--", color=PREDICTED, label=through)
+        for (group, x), numbers in runs.items():
+            i = groups.index(group)
+            at = x * 1.07 ** (i - 1)  # next to the other groups
+            look = {"marker": LINES[i % len(LINES)][2], "linestyle": "none", "alpha": 0.4}
+            label = f"{group}, measured"
+            axes.plot([at] * len(numbers), numbers, color=MEASURED, label=label, **look)
+            axes.scatter(at, mean(numbers), 250, "k", marker="_", zorder=3, label="mean")
+        axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale="log")
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axes.set_xticks([], minor=True)
+        write_plain_numbers(axes.yaxis)
+        axes.grid(True)
+        handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
+    return figure
+
+
+class Bert(nn.Module):
+    """BERT base (Devlin et al. 2018) with logits for all tokens, as in its pre-training.
+
+    It maps tokens (b, length) to logits (b, length, vocabulary).
+    """
+
+    def __init__(self, width=768, vocabulary=30_528):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        layer = nn.TransformerEncoderLayer(width, 12, 4 * width, 0.1, "gelu", batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+
+    def forward(self, tokens):
+        return self.layers(self.embedding(tokens)) @ self.embedding.weight.T
+
+
+def convnet():
+    """Build the network whose training steps chapter 12 counts: (b, 1, 28, 28) to (b, 10)."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 5, stride=3, padding=1),  # (b, 16, 9, 9)
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),  # (b, 32, 5, 5)
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(800, 10),
+    )
+    for p in net.parameters():
+        if p.dim() > 1:
+            nn.init.kaiming_normal_(p, nonlinearity="relu")
+        else:
+            nn.init.zeros_(p)
+    return net
