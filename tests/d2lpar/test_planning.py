@@ -15,6 +15,7 @@ import torch.distributed as dist
 from d2lpar import __main__ as command
 from d2lpar import launch, virtual_gpus
 from d2lpar.chapters.planning_a_training_run import gpt, layout_search, plan_command
+from d2lpar.chapters.planning_a_training_run.gpt_stage import full_size, group_of, own_numbers
 from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned, sweep
 from d2lpar.chapters.planning_a_training_run.measured_steps import (
     rank_correlation,
@@ -26,7 +27,6 @@ from d2lpar.chapters.planning_a_training_run.program_costs import (
     message_seconds,
     update_cost,
 )
-from d2lpar.chapters.planning_a_training_run.split_gpt import full_size, group_of, own_numbers
 from vgpu.modelled.hardware import MACHINES
 
 SMALL = gpt.GPT(layers=4, width=512, heads=8, length=256, vocabulary=1024)

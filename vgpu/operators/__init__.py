@@ -1,7 +1,7 @@
 """Calls of operators, which become ops.
 
-issuing            dispatch of a call: its key, its plan, or running it synchronously
-plans              properties of an operator, the tables for them, layouts of its results by key
+issuing            dispatch of a call: its key, shape inference, or running it synchronously
+plans              properties of an operator, the tables for them; Plan, and the cache by key
 checks             values and determinism that CUDA's host checks at the call
 copies             copies between devices, and to and from the host
 special_operators  operators that need more than a plan

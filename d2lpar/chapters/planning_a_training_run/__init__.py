@@ -1,20 +1,17 @@
 """Chapter 13: combine tensor, pipeline and data parallelism.
 
-layouts        tensor, pipeline and data parallelism at once
-gpt            the network; program_costs: what its layer, its head and the rest of a step cost
-layout_search  a step of GPT in each layout; plan_command: `d2lpar plan`, a table of text
-split_gpt      what the lab's program needs besides splitting: a stage, its check, its full size
-measured_steps steps of others, and how well two orders agree; plots: the figure
+layouts         tensor, pipeline and data parallelism at once
+gpt             the network; Split and Sum, Megatron's f and g
+gpt_stage       for the lab: a stage of it, the check of its gradients, its full size
+program_costs   what a layer of it, its head and the rest of a step cost
+layout_search   a step of GPT in each layout
+plan_command    `d2lpar plan`, a table of text
+measured_steps  steps of others, and how well two orders agree
+plots           the figure of both
 """
 
 from d2lpar.chapters.planning_a_training_run.gpt import GPT, Split, Sum
-from d2lpar.chapters.planning_a_training_run.layouts import Layout, layouts, sweep
-from d2lpar.chapters.planning_a_training_run.measured_steps import (
-    rank_correlation,
-    steps_on_64_a100s,
-)
-from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
-from d2lpar.chapters.planning_a_training_run.split_gpt import (
+from d2lpar.chapters.planning_a_training_run.gpt_stage import (
     GPTStage,
     Methods,
     attend,
@@ -25,6 +22,12 @@ from d2lpar.chapters.planning_a_training_run.split_gpt import (
     named_gradients,
     own_numbers,
 )
+from d2lpar.chapters.planning_a_training_run.layouts import Layout, layouts, sweep
+from d2lpar.chapters.planning_a_training_run.measured_steps import (
+    rank_correlation,
+    steps_on_64_a100s,
+)
+from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
 from d2lpar.chapters.tensor_parallelism import split_cross_entropy
 from d2lpar.side_streams import receive, send
 from vgpu import as_machine

@@ -1,4 +1,4 @@
-"""Parts of the lab's program that are not about splitting: a stage, its check, its full size.
+"""For the lab of chapter 13: a stage of GPT, the check of its gradients, and its full size.
 
 A layer is a class of the lab, `make_layer(net, group, methods)`, with its way into the tensor
 group as `f`. A trainer, also of the lab, has `stages`, `buckets`, the groups `tensor` and `data`,
