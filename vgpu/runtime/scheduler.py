@@ -290,6 +290,7 @@ def complete(op):
         if op.error is None:
             op.error = error
             op.engine.device.failed(op)
+    # Before `done`: whoever sees it, without the lock, may rely on `end`, and that nothing is held.
     op.work = op.args = op.kwargs = op.out = op.plan = None
     op.previous = op.waits = op.generator = None
     op.after = ()
