@@ -134,12 +134,14 @@ def record_memory_history(
     compile_context=False,
     global_record_annotations=False,
     skip_actions=(),
+    record_pinned_host_memory=False,
+    record_cuda=True,
 ):
     """Start recording the memory of all virtual GPUs, or for None stop and drop the history.
 
     The arguments are those of `torch.cuda.memory._record_memory_history`, other values raise
-    RuntimeError. Both kinds of `stacks` have frames of Python only; `compile_context` and
-    `global_record_annotations` are ignored.
+    RuntimeError. Both kinds of `stacks` have frames of Python only; `compile_context`,
+    `global_record_annotations` and, of torch 2.15, `record_pinned_host_memory` are ignored.
     """
     for name, value, known in (
         ("enabled", enabled, ("state", "all", None)),
@@ -151,7 +153,7 @@ def record_memory_history(
             raise RuntimeError(f"{name} must be among {known}: got {value!r}")
     for each in registry.devices:
         history = None
-        if enabled is not None:
+        if enabled is not None and record_cuda:
             history = each.memory.history or History(each.memory)
             entries = max_entries if enabled == "all" else 0
             history.configure(context, entries, skip_actions, clear_history)
