@@ -279,6 +279,19 @@ def test_a_copy_on_its_way_keeps_the_memory_that_it_was_issued_for(devices, wher
     assert target.tolist() == new.tolist() == [7, 7, 7]
 
 
+@pytest.mark.parametrize(
+    "change", [lambda x: setattr(x, "data", torch.full((2, 2), 7.0)), torch.Tensor.t_]
+)
+def test_a_copy_on_its_way_reads_the_memory_that_it_was_issued_for(devices, change):
+    source, target = torch.arange(4.0).view(2, 2).pin_memory(), torch.zeros(2, 2, device="vgpu:0")
+    torch.vgpu.synchronize()
+    with Gate("vgpu:0"):
+        target.copy_(source, non_blocking=True)
+        change(source)
+    assert target.tolist() == [[0, 1], [2, 3]]
+    assert source.tolist() != [[0, 1], [2, 3]]
+
+
 @pytest.mark.parametrize("kind, name", [(nn.Parameter, "Parameter"), (torch.Tensor, "Tensor")])
 def test_a_class_that_a_move_loses_is_named(devices, kind, name):
     """CUDA keeps it, so that a program which asks isinstance() would go another way in silence."""
