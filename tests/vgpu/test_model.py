@@ -502,6 +502,26 @@ def test_what_there_was_before_goes_on_after_the_clock_has_changed():
             assert torch.equal(ours.cpu(), theirs)
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: (x * torch.ones(3, device=x.device, requires_grad=True)).sum().backward(),
+        lambda x: in_threads([lambda: x + 1]),
+    ],
+    ids=["in backward", "in another thread"],
+)
+def test_what_an_earlier_clock_has_written_holds_up_nothing(work):
+    """Where several threads issue, or autograd, an op is no earlier than what it reads."""
+    (device,) = fixed_gpus(1)
+    host_takes(1000)
+    x = torch.ones(3, device=device)
+    assert clock() == 1000
+    fixed_gpus(1)
+    work(x)
+    torch.vgpu.synchronize()
+    assert clock() == 0
+
+
 def test_random_numbers_of_one_clock_hold_up_no_draws_by_another():
     fixed_gpus(1, seconds=50.0)
     (device,) = registry.devices[:1]

@@ -201,6 +201,22 @@ def with_jagged_tensors(where):
 
 jagged = dict((where, with_jagged_tensors(where)) for where in ("cpu", "cuda"))
 
+
+def attention_of_a_dtensor():
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    torch.cuda.set_device(0)
+    x = (torch.arange(120.0) / 120).view(1, 6, 4, 5)
+    part = DTensor.from_local(x.cuda(), init_device_mesh("cuda", (1,)), [Shard(0)])
+    out = nn.functional.scaled_dot_product_attention(part, part, part)
+    dist.destroy_process_group()
+    return str(out.device), str(out.placements), out.to_local().tolist()
+
+
+attention = attention_of_a_dtensor()
+
 numbered = []
 for one in 1, np.int64(1), np.int32(1):
     generators = torch.Generator(one), torch.Generator(device=one)
@@ -230,7 +246,7 @@ def to(
 cpu = torch.device("cpu")
 assert zeros(cpu).tolist() == to(torch.zeros(1), cpu).tolist() == [0]
 
-print(json.dumps(dict(kept=kept, jagged=jagged, numbered=numbered)))
+print(json.dumps(dict(kept=kept, jagged=jagged, numbered=numbered, attention=attention)))
 """
 
 
@@ -259,6 +275,18 @@ def test_jagged_tensors(where, by_the_name_of_cuda):
         torch.testing.assert_close(torch.tensor(a), torch.tensor(b))
 
 
+def test_attention_of_dtensors(by_the_name_of_cuda):
+    """Both changes to torch's module of DTensors are made at its import: attention, and devices.
+
+    Of a batch of one that is split, torch refuses what it does where kernels are not fused.
+    """
+    x = (torch.arange(120.0) / 120).view(1, 6, 4, 5)
+    device, placements, values = by_the_name_of_cuda["attention"]
+    assert (device, placements) == ("cuda:0", "(Shard(dim=0),)")
+    wanted = nn.functional.scaled_dot_product_attention(x, x, x)
+    torch.testing.assert_close(torch.tensor(values), wanted)
+
+
 def test_numbered_devices_are_called_cuda(by_the_name_of_cuda):
     """And what stands for `torch.device` is one wherever torch looks at the class itself."""
     assert by_the_name_of_cuda["numbered"] == ["cuda:1"] * 12
@@ -277,6 +305,19 @@ def test_a_copy_on_its_way_keeps_the_memory_that_it_was_issued_for(devices, wher
     torch.vgpu.synchronize()
     assert same_memory.tolist() == [0, 1, 2]
     assert target.tolist() == new.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: setattr(x, "data", torch.full((2, 2), 7.0)), torch.Tensor.t_]
+)
+def test_a_copy_on_its_way_reads_the_memory_that_it_was_issued_for(devices, change):
+    source, target = torch.arange(4.0).view(2, 2).pin_memory(), torch.zeros(2, 2, device="vgpu:0")
+    torch.vgpu.synchronize()
+    with Gate("vgpu:0"):
+        target.copy_(source, non_blocking=True)
+        change(source)
+    assert target.tolist() == [[0, 1], [2, 3]]
+    assert source.tolist() != [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("kind, name", [(nn.Parameter, "Parameter"), (torch.Tensor, "Tensor")])

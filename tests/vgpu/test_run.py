@@ -587,6 +587,24 @@ def test_a_step_on_a_side_stream_ends_with_the_work_of_that_stream(tmp_path, mon
     assert (said["steps"], said["step_seconds"]) == (3, 5.0)
 
 
+def test_a_report_while_a_step_is_under_way_does_not_make_it_shorter(tmp_path, monkeypatch):
+    """Reports are written each second, however far the host is ahead of the GPU."""
+    (device,) = fixed_gpus(1)
+    report = report_module.Report(tmp_path, False)
+    with monkeypatch.context() as patch:  # it writes below
+        patch.setattr(_thread, "start_new_thread", lambda *args: None)
+        report.extend([Span("sleep", "kernel", device, 0, "compute", 0.0, 5.0)])
+    trainer = torch.optim.SGD([torch.ones(1, device=device)])
+    for _ in range(3):
+        sleep(device, 5)
+        report.note_step(trainer, (), {})
+        report.write(ended=False)
+    torch.vgpu.synchronize()
+    report.write_last()
+    said = json.loads((tmp_path / f"{os.getpid()}.json").read_text())
+    assert (said["steps"], said["step_seconds"]) == (3, 5.0)
+
+
 def test_nothing_is_written_over_the_last_report(tmp_path, monkeypatch):
     """Neither by a thread that waits for the lock at that moment, nor for an op that ends later."""
     threads, dump = [], json.dump

@@ -917,6 +917,29 @@ def test_streams_that_a_forward_has_used_are_given_up(devices):
     assert x.grad.tolist() == [2] * 3
 
 
+def test_an_op_counts_as_done_once_it_is_recorded(device):
+    """A program that asks whether a stream is idle, and stops its timeline then, has all of it."""
+    reached, may_go_on = threading.Event(), threading.Event()
+
+    class Recording(list):
+        def extend(self, spans):
+            reached.set()
+            assert may_go_on.wait(30), "nobody lets the engine go on"
+            super().extend(spans)
+
+    recording = scheduler.start_recording(Recording())
+    try:
+        x = torch.ones(3, device=device)
+        assert reached.wait(30)
+        assert not torch.vgpu.current_stream(device).query()
+        may_go_on.set()
+        assert x.sum().item() == 3
+    finally:
+        may_go_on.set()
+        scheduler.stop_recording(recording)
+    assert "aten.sum" in {span.name for span in recording}
+
+
 @pytest.mark.parametrize("model", [None, "v100"])
 def test_an_error_of_a_recording_shows_at_synchronize_and_ends_no_engine(model):
     class Recording:
