@@ -103,7 +103,7 @@ def plot_runs(runs, xlabel, ylabel, formula):
             i = groups.index(group)
             at = x * 1.07 ** (i - 1)  # next to the other groups
             look = {"marker": LINES[i % len(LINES)][2], "linestyle": "none", "alpha": 0.4}
-            label = f"{group}, measured"
+            label = f"{group}, measured" + " (moved left)" * (at < x)
             axes.plot([at] * len(numbers), numbers, color=MEASURED, label=label, **look)
             axes.scatter(at, mean(numbers), 250, "k", marker="_", zorder=3, label="mean")
         axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale="log")

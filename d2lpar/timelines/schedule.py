@@ -53,6 +53,7 @@ def plot_schedule(rows, title=None, unit=None):
                 middle = i + 0.08 + (lane + 0.5) * height
                 bar = named_bar(axes, middle, 0.95 * height, place, rest or word)
                 bar[0].set(facecolor=looks[word][0], hatch=looks[word][1], edgecolor=_EDGE)
+                bar[0].set_clip_on(False)  # its border at the end of the axis
                 bar[1].set(bbox=_PAPER)
                 bars.append(bar)
         handles = [

@@ -337,15 +337,21 @@ def test_no_figure_is_wider_than_a_notebook_in_a_window_of_1024_pixels():
 
 
 def test_layouts_are_points_of_their_t():
-    one, two, other = Layout(2, 1, 4, 2), Layout(2, 1, 4, 1), Layout(1, 8, 1, 4)
-    predicted, measured = {one: 3.0, two: 2.0, other: 5.0}, {other: 6.0, two: 4.0, one: 3.5}
+    one, two, whole = Layout(2, 1, 4, 2), Layout(2, 1, 4, 1), Layout(1, 1, 8, 4)
+    other = Layout(1, 8, 1, 4)  # in eight stages
+    predicted = {one: 3.0, two: 2.0, other: 5.0, whole: 2.6}
+    measured = {other: 6.0, two: 4.0, one: 3.5, whole: 2.5}
     figure = plot_layouts(predicted, measured, label="modelled", fitted=two)
     [axes] = figure.axes
     points = {line.get_label(): tuple(map(list, line.get_data())) for line in axes.lines[1:]}
-    assert points == {"t = 1": ([6.0], [5.0]), "t = 2": ([3.5], [3.0]), "fitted": ([4.0], [2.0])}
-    texts = {text.get_text() for text in axes.texts}
+    of_t_1 = [2.5, 6.0], [2.6, 5.0]
+    assert points == {"t = 1": of_t_1, "t = 2": ([3.5], [3.0]), "fitted": ([4.0], [2.0])}
+    texts = {text.get_text(): getattr(text, "xy", None) for text in axes.texts}
     far = "micro-batch 1"  # measured twice as long
-    assert texts == {"t = 1", "t = 2", "fitted", "modelled too low", far}
+    equal = "modelled = measured", "modelled too low"
+    assert texts.keys() == {"t = 1", "p = 8", "t = 2", "fitted", far, *equal}
+    assert texts["t = 1"] == (2.5, 2.6)
+    assert texts["p = 8"] == (6.0, 5.0)
     assert axes.get_xlabel() == "a step, measured (s)"
     assert axes.get_ylabel() == "a step, modelled (s)"
     assert axes.get_xlim() == axes.get_ylim()

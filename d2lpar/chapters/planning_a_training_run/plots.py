@@ -35,6 +35,7 @@ def plot_layouts(predicted, measured, label="predicted", fitted=None):
         axes.annotate(text, at, ha="right" if y > 0 else "center", **options)
 
     with style():
+        axes.set_title(f"{len(measured)} layouts, logarithmic axes")
         axes.plot(limits, limits, color=IDEAL, linewidth=1, label="equal")
         axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
         for t, (color, marker) in zip(degrees, LOOKS, strict=False):
@@ -43,7 +44,11 @@ def plot_layouts(predicted, measured, label="predicted", fitted=None):
             x, y = ([seconds[each] for each in some] for seconds in (measured, predicted))
             axes.plot(x, y, color=color, marker=marker, linestyle="", label=f"t = {t}")
             place = (-8, 10) if t == degrees[0] else (0, -14)
-            name(f"t = {t}", same[len(same) // 2], *place)
+            whole = [each for each in same if each.pipeline == 1] or same
+            name(f"t = {t}", whole[len(whole) // 2], *place)
+            for each in same:
+                if each.pipeline > 1 and each not in whole:
+                    name(f"p = {each.pipeline}", each, -8, 10)
         if fitted:
             point = [measured[fitted]], [predicted[fitted]]
             axes.plot(*point, "o", markersize=9, color="black", fillstyle="none", label="fitted")
@@ -53,6 +58,7 @@ def plot_layouts(predicted, measured, label="predicted", fitted=None):
             place = (14, 12) if i % 2 else (0, -14)
             name(f"micro-batch {each.micro_batch}", each, *place)
         axes.text(0.97, 0.03, f"{label} too low", ha="right", transform=axes.transAxes)
+        axes.text(0.72, 0.8, f"{label} = measured", ha="right", transform=axes.transAxes)
         axes.set(xlabel="a step, measured (s)", ylabel=f"a step, {label} (s)")
         axes.minorticks_off()
         axes.set(xticks=ticks, xticklabels=ticks, yticks=ticks, yticklabels=ticks)
