@@ -140,8 +140,7 @@ def record_memory_history(
     """Start recording the memory of all virtual GPUs, or for None stop and drop the history.
 
     The arguments are those of `torch.cuda.memory._record_memory_history`, other values raise
-    RuntimeError. Both kinds of `stacks` have frames of Python only; `compile_context`,
-    `global_record_annotations` and, of torch 2.15, `record_pinned_host_memory` are ignored.
+    RuntimeError. Both kinds of `stacks` have frames of Python; what is not used below is ignored.
     """
     for name, value, known in (
         ("enabled", enabled, ("state", "all", None)),
