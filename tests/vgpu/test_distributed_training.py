@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoints
 from gates import held_collectives, named
-from ranks import in_ranks, job_of, set_up
+from ranks import after_test, in_ranks, job_of, set_up
 from torch import nn
 from torch.distributed import fsdp, pipelining
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -33,38 +33,19 @@ from vgpu import Link, start_recording, stop_recording
 LR = 2.0**-12  # with whole numbers for data, all steps below are exact in float64
 
 
-def by_ranks(function, *args, size=2):
-    """Call a function that calls `join` in every rank of a job; return what each returned."""
-
-    def call():
-        world = dist.group.WORLD
-        try:
-            return function(*args)
-        finally:
-            gc.collect()  # what holds the group of virtual GPUs
-            _clear_sharding_prop_cache()  # it has the names of groups
-            dist.distributed_c10d._update_default_pg(world)
-
-    return job_of(size).run(call)
-
-
-def in_joined_ranks(size=2):
-    """Let a test that calls `join` run in every rank of a job."""
-
-    def decorate(function):
-        def test():
-            by_ranks(function, size=size)
-
-        return test
-
-    return decorate
-
-
 def join(**options):
     warnings.simplefilter("ignore")
     rank, device, group = set_up(backend="cpu:gloo,vgpu:vccl", **options)
+    after_test(leave, dist.group.WORLD)
     dist.distributed_c10d._update_default_pg(group)
     return rank, dist.get_world_size(), device
+
+
+def leave(world):
+    """Make a group the default one again, without references to that of virtual GPUs."""
+    gc.collect()
+    _clear_sharding_prop_cache()  # it has the names of groups
+    dist.distributed_c10d._update_default_pg(world)
 
 
 def whole_numbers(*shape, seed=0):
@@ -118,7 +99,7 @@ def assert_equal(values, expected):
 # -- DistributedDataParallel
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_ddp_takes_the_steps_of_one_device():
     rank, k, device = join(peer_link=Link(1e9, latency=0.01))
     _, gradients, parameters = train(Net(), X, Y)
@@ -143,7 +124,7 @@ def test_ddp_takes_the_steps_of_one_device():
     assert_equal(after[-4:], parameters)
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_ddp_without_sync_and_with_uneven_inputs():
     rank, k, device = join()
     expected = Net()
@@ -235,7 +216,7 @@ def test_ddp_with_mixed_precision_computes_and_reduces_in_bfloat16():
 
 
 def test_ddp_broadcasts_parameters_and_buffers_of_rank_0():
-    (_, (mean, _), parameters), (batch, (_, other), others) = by_ranks(ddp_buffers)
+    (_, (mean, _), parameters), (batch, (_, other), others) = job_of(2).run(ddp_buffers)
     assert_equal(others, parameters)
     torch.testing.assert_close(other, 0.9 * mean + 0.1 * batch.mean(0))
 
@@ -295,7 +276,7 @@ def ddp_hooks(peer_link=None):
 
 @pytest.mark.parametrize("peer_link", [None, Link(1e9, latency=0.01)], ids=["fast", "slow"])
 def test_communication_hooks(peer_link):
-    by_ranks(ddp_hooks, peer_link)
+    job_of(2).run(ddp_hooks, peer_link)
 
 
 # -- overlap
@@ -340,7 +321,7 @@ def spans_of_a_step(peer_link):
 
 
 def test_buckets_overlap_backward_and_the_optimizer_waits_for_them():
-    for recording, backward_issued in by_ranks(spans_of_a_step, Link(1e12, latency=0.01)):
+    for recording, backward_issued in job_of(2).run(spans_of_a_step, Link(1e12, latency=0.01)):
         kernels = [span for span in recording if span.kind == "kernel"]
         buckets = [span for span in recording if span.kind == "collective"]
         assert len(buckets) > 1 and {span.name for span in buckets} == {"all_reduce"}
@@ -525,7 +506,7 @@ def whole_value(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu()
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_tensor_parallel_takes_the_steps_of_one_device():
     rank, k, device = join(peer_link=Link(1e9, latency=0.001))
     mesh = init_device_mesh("vgpu", (k,))
@@ -603,7 +584,7 @@ def mean_over_ranks(results):
     return results
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_fully_shard_takes_the_steps_of_one_device_in_less_memory():
     rank, k, device = join(peer_link=Link(1e9, latency=0.002))
     mesh = init_device_mesh("vgpu", (k,))
@@ -640,7 +621,7 @@ def test_fully_shard_takes_the_steps_of_one_device_in_less_memory():
         torch.testing.assert_close([p.detach().cpu() for p in net.parameters()], expected)
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_fully_shard_takes_parameters_that_are_assigned():
     rank, k, device = join()
     mesh = init_device_mesh("vgpu", (k,))
@@ -659,7 +640,7 @@ def test_fully_shard_takes_parameters_that_are_assigned():
     torch.testing.assert_close(results.cpu(), expected(part(SEQUENCES[0], rank, k)))
 
 
-@in_joined_ranks(4)
+@in_ranks(4)
 def test_fully_shard_with_tensor_parallel_on_a_mesh_of_two_dimensions():
     rank, k, device = join()
     mesh = init_device_mesh("vgpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -679,7 +660,7 @@ def test_fully_shard_with_tensor_parallel_on_a_mesh_of_two_dimensions():
 # -- pipelines
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_pipelines_give_the_gradients_of_one_device():
     rank, k, device = join(peer_link=Link(1e9, latency=0.002))
     widths = (8, 12, 6, 10, 4)
@@ -841,9 +822,9 @@ def checkpoint(folder, mode):
 
 
 def test_checkpoints_of_sharded_state_load_on_other_numbers_of_ranks(tmp_path):
-    epoch, first, after = by_ranks(checkpoint, str(tmp_path), "save")[0]
+    epoch, first, after = job_of(2).run(checkpoint, str(tmp_path), "save")[0]
     for size in 1, 3:
-        loaded = by_ranks(checkpoint, str(tmp_path), "load", size=size)[0]
+        loaded = job_of(size).run(checkpoint, str(tmp_path), "load")[0]
         assert loaded[0] == epoch == 3
         assert_equal(loaded[1], first)
         torch.testing.assert_close(loaded[2], after)
