@@ -133,13 +133,13 @@ def end_jobs():
         job.end()
 
 
-def in_ranks(*sizes, **options):
-    """Let a test run in every rank of jobs of so many ranks; `options` are those of `Job.run`."""
+def in_ranks(*sizes):
+    """Let a test run in every rank of jobs of so many ranks."""
 
     def decorate(function):
         @functools.wraps(function)
         def test(size):
-            job_of(size).run(function, **options)
+            job_of(size).run(function)
 
         del test.__wrapped__  # pytest would look at its parameters
         return pytest.mark.parametrize("size", sizes)(test)

@@ -4,7 +4,6 @@ import copy
 import functools
 import gc
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoints
 from gates import held_collectives, named
-from ranks import after_test, in_ranks, job_of, set_up
+from ranks import after_test, everywhere, in_ranks, job_of, set_up
 from torch import nn
 from torch.distributed import fsdp, pipelining
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -163,7 +162,8 @@ def test_ddp_without_sync_and_with_uneven_inputs():
     assert_equal([p.cpu() for p in ddp.parameters()], [*net.parameters()])
 
 
-def ddp_buffers():
+@in_ranks(2)
+def test_ddp_broadcasts_parameters_and_buffers_of_rank_0():
     rank, k, device = join()
     torch.manual_seed(rank)
     net = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4)).double().to(device)
@@ -172,7 +172,10 @@ def ddp_buffers():
     for batch in batches:
         ddp(batch.to(device)).sum().backward()
         means.append(net[0].running_mean.cpu())
-    return batches[1], means, [p.detach().cpu() for p in net.parameters()]
+    found = everywhere((batches[1], means, [p.detach().cpu() for p in net.parameters()]))
+    (_, (mean, _), parameters), (batch, (_, other), others) = found
+    assert_equal(others, parameters)
+    torch.testing.assert_close(other, 0.9 * mean + 0.1 * batch.mean(0))
 
 
 @in_ranks(2)
@@ -213,12 +216,6 @@ def test_ddp_with_mixed_precision_computes_and_reduces_in_bfloat16():
         assert out.dtype == torch.bfloat16 and net[0].weight.dtype == torch.float32
     for ours, theirs in zip(net.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours.grad.cpu(), theirs.grad.float() / 2, rtol=1e-2, atol=1e-3)
-
-
-def test_ddp_broadcasts_parameters_and_buffers_of_rank_0():
-    (_, (mean, _), parameters), (batch, (_, other), others) = job_of(2).run(ddp_buffers)
-    assert_equal(others, parameters)
-    torch.testing.assert_close(other, 0.9 * mean + 0.1 * batch.mean(0))
 
 
 # -- hooks
@@ -282,8 +279,9 @@ def test_communication_hooks(peer_link):
 # -- overlap
 
 
-def spans_of_a_step(peer_link):
-    rank, k, device = join(peer_link=peer_link)
+@in_ranks(2)
+def test_buckets_overlap_backward_and_the_optimizer_waits_for_them():
+    rank, k, device = join(peer_link=Link(1e12, latency=0.01))
     widths = (8, 256, 256, 256, 4)
     _, _, parameters = train(Net(widths), X, Y, num_steps=1)
     ddp = DistributedDataParallel(Net(widths).to(device), bucket_cap_mb=0.3)
@@ -292,7 +290,7 @@ def spans_of_a_step(peer_link):
         mean_square(ddp(inputs), targets).backward()
         ddp.zero_grad()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
-    first = next(each for each in ddp.modules() if isinstance(each, torch.nn.Linear))
+    layer = next(each for each in ddp.modules() if isinstance(each, torch.nn.Linear))
     seen = []  # the moment at which the first bucket was under way
 
     def wait_in_backward(grad):
@@ -302,7 +300,7 @@ def spans_of_a_step(peer_link):
     def wait_in_its_backward(module, args, output):
         output.register_hook(wait_in_backward)
 
-    first.register_forward_hook(wait_in_its_backward)
+    layer.register_forward_hook(wait_in_its_backward)
     dist.barrier()
     torch.vgpu.synchronize()
     recording = start_recording()
@@ -315,23 +313,16 @@ def spans_of_a_step(peer_link):
     torch.vgpu.synchronize()
     stop_recording(recording)
     assert_equal([p.cpu() for p in ddp.parameters()], parameters)
-    names = "name", "kind", "stream", "start", "end", "issued"
-    spans = [SimpleNamespace(**{name: getattr(s, name) for name in names}) for s in recording]
-    return spans, backward_issued
-
-
-def test_buckets_overlap_backward_and_the_optimizer_waits_for_them():
-    for recording, backward_issued in job_of(2).run(spans_of_a_step, Link(1e12, latency=0.01)):
-        kernels = [span for span in recording if span.kind == "kernel"]
-        buckets = [span for span in recording if span.kind == "collective"]
-        assert len(buckets) > 1 and {span.name for span in buckets} == {"all_reduce"}
-        first = buckets[0]
-        within = [s for s in kernels if first.start < s.start and s.end < first.end]
-        assert any(span.name == "aten.mm" for span in within)
-        assert {span.stream for span in buckets}.isdisjoint({span.stream for span in kernels})
-        of_optimizer = [span for span in kernels if span.issued > backward_issued]
-        assert of_optimizer
-        assert min(span.start for span in of_optimizer) >= max(span.end for span in buckets)
+    kernels = [span for span in recording if span.kind == "kernel"]
+    buckets = [span for span in recording if span.kind == "collective"]
+    assert len(buckets) > 1 and {span.name for span in buckets} == {"all_reduce"}
+    first = buckets[0]
+    within = [s for s in kernels if first.start < s.start and s.end < first.end]
+    assert any(span.name == "aten.mm" for span in within)
+    assert {span.stream for span in buckets}.isdisjoint({span.stream for span in kernels})
+    of_optimizer = [span for span in kernels if span.issued > backward_issued]
+    assert of_optimizer
+    assert min(span.start for span in of_optimizer) >= max(span.end for span in buckets)
 
 
 # -- functional collectives, DTensor
@@ -375,13 +366,8 @@ def test_functional_collectives_wait_when_they_are_used():
     assert_equal(x.cpu(), values[rank])
     functional.all_reduce_inplace(x, "sum", group)
     assert_equal(x.cpu(), total)
-
-
-@in_ranks(2)
-def test_a_functional_collective_refuses_an_unknown_operation():
-    _, device, group = set_up()
     with pytest.raises(ValueError, match="unknown reduce op: 'mean'"):
-        functional.all_reduce(torch.ones(2, device=device), "mean", group)
+        functional.all_reduce(x, "mean", group)
 
 
 @in_ranks(2)
@@ -702,19 +688,7 @@ def test_pipelines_give_the_gradients_of_one_device():
             assert_equal(got, gradients[first : first + size])
 
 
-# -- messages, collectives with autograd, optimizers, batch normalization
-
-
-@in_ranks(2)
-def test_a_message_arrives_in_another_shape_of_as_many_elements():
-    rank, device, group = set_up()
-    sent = torch.arange(4.0, device=device)
-    if rank == 0:
-        dist.send(sent, 1, group=group)
-    else:
-        received = torch.empty(2, 2, device=device)
-        dist.recv(received, 0, group=group)
-        assert_equal(received.cpu(), sent.view(2, 2).cpu())
+# -- collectives with autograd, optimizers, batch normalization
 
 
 @in_ranks(2)
