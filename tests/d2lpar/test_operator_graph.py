@@ -13,11 +13,6 @@ from d2lpar.chapters.hybridization.operator_graph import OperatorGraph
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def devices():
-    return d2lpar.virtual_gpus(2)
-
-
 @pytest.fixture(params=["cpu", "vgpu"])
 def device(request):
     return CPU if request.param == "cpu" else request.getfixturevalue("devices")[0]

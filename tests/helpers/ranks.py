@@ -32,6 +32,7 @@ SORTS_ON_REQUEST = "sort_ranks" in inspect.signature(dist.new_group).parameters
 PATIENCE = 20  # seconds that a collective waits, unless a test says otherwise
 _jobs = {}  # number of ranks -> Job
 _numbers = itertools.count()
+_after_test = contextlib.ExitStack()
 
 
 class Job:
@@ -132,13 +133,13 @@ def end_jobs():
         job.end()
 
 
-def in_ranks(*sizes, **options):
-    """Let a test run in every rank of jobs of so many ranks; `options` are those of `Job.run`."""
+def in_ranks(*sizes):
+    """Let a test run in every rank of jobs of so many ranks."""
 
     def decorate(function):
         @functools.wraps(function)
         def test(size):
-            job_of(size).run(function, **options)
+            job_of(size).run(function)
 
         del test.__wrapped__  # pytest would look at its parameters
         return pytest.mark.parametrize("size", sizes)(test)
@@ -208,7 +209,8 @@ def _answer(function, args, goes_on):
         f"signals {next(_numbers)}", dist.distributed_c10d._get_default_store()
     )
     try:
-        result = function(*args)
+        with _after_test:
+            result = function(*args)
         if not goes_on:
             return True, result
         dist.barrier()
@@ -218,6 +220,11 @@ def _answer(function, args, goes_on):
         return True, result
     except BaseException as error:
         return False, "".join(traceback.format_exception(error))
+
+
+def after_test(function, *args):
+    """Let this rank call a function once its test is over, whether it passes or not."""
+    _after_test.callback(function, *args)
 
 
 def tell(name):

@@ -206,36 +206,28 @@ def small(tmp_path_factory):
     command and what it printed.
     """
     root, folder = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("small")
-    (root / "notebooks" / "exercises").mkdir(parents=True)
-    (root / "teaching").mkdir()
+    texts = {
+        "README.md": "# A book\n\n## Run it\n\n[This page](docs/page.md).\n",
+        "CITATION.cff": "repository-code: https://github.com/ada/course\n",
+        "a.py": "",
+        "docs/page.md": "# A page\n\n[First](../README.md#run-it)",
+        "teaching/course.md": "# The course\n\n[one](../notebooks/01_a.ipynb)",
+        "notebooks/01_a.ipynb": (
+            "# A title\n\n[no file](02_b.ipynb), [a tool](../a.py) and $\\nosuchcommand$\n\n"
+            "[](#no-own) [](deeper/01_rings.ipynb#no-other) ![a picture](no.png)"
+        ),
+        "notebooks/deeper/01_rings.ipynb": "# Rings\n\n[Back](../01_a.ipynb), [a](../../a.py).",
+        "work/01_a.ipynb": "# Mine: secret reason",  # what a reader changes is no source
+    }
+    for name, text in texts.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        if name.endswith(".ipynb"):
+            text = nbformat.writes(new_notebook(cells=[new_markdown_cell(text)]))
+        (root / name).write_text(text)
+    (root / "notebooks" / "exercises").mkdir()
+    nbformat.write(exercise(), root / "notebooks" / "exercises" / "01_a.ipynb")
     for name in ("notation.md", "troubleshooting.ipynb"):
         shutil.copy(ROOT / "notebooks" / name, root / "notebooks")
-    chapter = (
-        "# A title\n\n[no file](02_b.ipynb), [a tool](../a.py) and $\\nosuchcommand$\n\n"
-        "[](#no-own) [](deeper/01_rings.ipynb#no-other) ![a picture](no.png)"
-    )
-    (root / "work").mkdir()  # what a reader changes in his copy is no source of the book
-    nbformat.write(
-        new_notebook(cells=[new_markdown_cell("# Mine: secret reason")]),
-        root / "work" / "01_a.ipynb",
-    )
-    (root / "a.py").touch()
-    (root / "README.md").write_text("# A book\n\n## Run it\n\n[This page](docs/page.md).\n")
-    (root / "docs").mkdir()
-    (root / "docs" / "page.md").write_text("# A page\n\n[First](../README.md#run-it)")
-    (root / "CITATION.cff").write_text("repository-code: https://github.com/ada/course\n")
-    nbformat.write(
-        new_notebook(cells=[new_markdown_cell(chapter)]), root / "notebooks" / "01_a.ipynb"
-    )
-    nbformat.write(exercise(), root / "notebooks" / "exercises" / "01_a.ipynb")
-    (root / "notebooks" / "deeper").mkdir()
-    nbformat.write(
-        new_notebook(
-            cells=[new_markdown_cell("# Rings\n\n[Back](../01_a.ipynb), [a](../../a.py).")]
-        ),
-        root / "notebooks" / "deeper" / "01_rings.ipynb",
-    )
-    (root / "teaching" / "course.md").write_text("# The course\n\n[one](../notebooks/01_a.ipynb)")
     with (
         pytest.MonkeyPatch.context() as monkeypatch,
         redirect_stdout(StringIO()) as out,

@@ -94,10 +94,6 @@ def copied(cell, source):
     return other
 
 
-def delete(cells):
-    cells.remove(answer_to("two", cells))
-
-
 def empty(cells):
     answer_to("two", cells).source = " \n"
 
@@ -178,7 +174,7 @@ def lose_everything_and_retype(cells):
 
 # What happens to notebooks: (how, the points of two, its remark or those of all)
 DAMAGED = {
-    "deleted": (delete, 0, "cell missing"),
+    "deleted": (lambda cells: cells.remove(answer_to("two", cells)), 0, "cell missing"),
     "emptied": (empty, 0, "not answered"),
     "left open": (leave, 0, "not answered"),
     "written anew": (write_anew("def two():\n    return 2"), 2, "found by place"),
@@ -528,21 +524,12 @@ def graded(tmp_path_factory):
     faulthandler.cancel_dump_traceback_later()  # it may take longer than a test, see conftest.py
     folder = tmp_path_factory.mktemp("course")
     source, submitted = course(folder), folder / "submitted"
-    home = folder / "home"
-    home.mkdir()
-    (folder / "tmp").mkdir()
+    for name in ("home", "tmp"):
+        (folder / name).mkdir()
     server = socket.create_server(("127.0.0.1", 0))
     server.setblocking(False)
-    places = [
-        source,
-        submitted,
-        folder / "attacked",
-        folder / "harm",
-        folder / "grades",
-        home,
-        TOOLS,
-        FOLDER,
-    ]
+    places = [folder / name for name in ("attacked", "harm", "grades", "home", "submitted")]
+    places += [source, TOOLS, FOLDER]
     names = f"PLACES, PORT = {[str(place) for place in places]}, {server.getsockname()[1]}"
     for student in ("Anna", "zoe", "\u00c5sa \u6797"):
         write(answered(), submitted / student / f"{NAME}.ipynb")
@@ -743,17 +730,13 @@ def double(cells):
     cells += cells[2:5]
 
 
-def turn_round(cells):
-    cells.reverse()
-
-
 def lose_ids(cells):
     for cell in cells:
         cell.id = "x"
 
 
 @pytest.mark.parametrize(
-    "change", [drop_checks, change_checks, drop_setup, double, turn_round, lose_ids]
+    "change", [drop_checks, change_checks, drop_setup, double, list.reverse, lose_ids]
 )
 def test_checks_and_setup_are_those_of_the_source(change):
     cells = merged(change)

@@ -9,7 +9,7 @@ import random
 
 import pytest
 import torch
-from modelling import Fixed, fixed_gpus
+from modelling import Fixed, fixed_gpus, room
 from test_interrupts import interrupted_everywhere
 
 from vgpu import virtual_gpus
@@ -163,17 +163,13 @@ def test_no_byte_is_lost_whatever_the_order():
 # -- of a device
 
 
-def filled(num_bytes, device="vgpu"):
-    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
-
-
 def reserved():
     """Return the bytes reserved now, and at the peak."""
     return torch.vgpu.memory_reserved(), torch.vgpu.max_memory_reserved()
 
 
 def test_a_modelled_gpu_reserves_segments_and_a_virtual_one_what_was_in_use(device):
-    x, small = filled(5 * MIB), filled(1000)
+    x, small = room(5 * MIB, device), room(1000, device)
     assert reserved() == (22 * MIB, 22 * MIB)
     assert torch.vgpu.memory_allocated() == 5 * MIB + 1024
     stats = torch.vgpu.memory_stats()
@@ -193,29 +189,29 @@ def test_a_modelled_gpu_reserves_segments_and_a_virtual_one_what_was_in_use(devi
 
 def test_a_block_that_a_stream_holds_is_not_used_again(device):
     side = torch.vgpu.Stream(device)
-    x = filled(12 * MIB)
+    x = room(12 * MIB, device)
     with torch.vgpu.stream(side):
         torch.vgpu._sleep(1.0)
     x.record_stream(side)
     del x
-    y = filled(12 * MIB)
+    y = room(12 * MIB, device)
     assert reserved() == (24 * MIB, 24 * MIB)
     side.synchronize()
-    z = filled(12 * MIB)
+    z = room(12 * MIB, device)
     assert reserved() == (24 * MIB, 24 * MIB), "the first segment is free by now"
     del y, z
 
 
 def test_a_storage_that_is_resized_gives_its_block_back_and_takes_one(device):
-    x = filled(12 * MIB)
+    x = room(12 * MIB, device)
     storage = x.untyped_storage()
     storage.resize_(0)
-    y = filled(12 * MIB)
+    y = room(12 * MIB, device)
     assert reserved() == (12 * MIB, 12 * MIB)
     storage.resize_(12 * MIB)
     assert reserved() == (24 * MIB, 24 * MIB)
     del y
-    z = filled(12 * MIB)
+    z = room(12 * MIB, device)
     assert reserved() == (24 * MIB, 24 * MIB)
     del x, storage, z
     torch.vgpu.empty_cache()
@@ -226,7 +222,7 @@ def test_no_more_is_reserved_than_the_device_has(device):
     """Three of 7 MiB need 40 MiB by these rules; CUDA would not have them, the model lets them."""
     virtual_gpus(NUMBER, model=Fixed(), memory=30 * MIB)
     torch.vgpu.reset_peak_memory_stats()
-    tensors = [filled(7 * MIB) for _ in range(3)]
+    tensors = [room(7 * MIB, device) for _ in range(3)]
     assert reserved() == (30 * MIB, 30 * MIB)
     torch.vgpu.reset_peak_memory_stats()
     assert reserved() == (30 * MIB, 30 * MIB)
@@ -240,7 +236,7 @@ def test_at_least_as_much_is_reserved_as_allocated(device, memory):
     """On a large device, and on one that is almost full."""
     virtual_gpus(NUMBER)
     torch.vgpu.reset_peak_memory_stats()
-    early = filled(40 * MIB)
+    early = room(40 * MIB, device)
     del early  # a peak of the wall clock
     virtual_gpus(NUMBER, model=Fixed(), memory=memory, values=False)
     chance, kept = random.Random(30), []
@@ -249,7 +245,7 @@ def test_at_least_as_much_is_reserved_as_allocated(device, memory):
         what = chance.random()
         if what < 0.6:
             try:
-                kept.append(filled(int(2 ** chance.uniform(0, 24))))
+                kept.append(room(int(2 ** chance.uniform(0, 24)), device))
             except torch.OutOfMemoryError:
                 kept.clear()
         elif what < 0.9 and kept:
@@ -271,8 +267,8 @@ def test_an_interrupt_leaves_what_is_reserved_right(device):
     kept = []
 
     def prepare():
-        large = filled(12 * MIB)
-        kept.append(filled(1000))
+        large = room(12 * MIB, device)
+        kept.append(room(1000, device))
         del large
 
     def call():

@@ -4,7 +4,6 @@ import copy
 import functools
 import gc
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoints
 from gates import held_collectives, named
-from ranks import in_ranks, job_of, set_up
+from ranks import after_test, everywhere, in_ranks, job_of, set_up
 from torch import nn
 from torch.distributed import fsdp, pipelining
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -33,38 +32,19 @@ from vgpu import Link, start_recording, stop_recording
 LR = 2.0**-12  # with whole numbers for data, all steps below are exact in float64
 
 
-def by_ranks(function, *args, size=2):
-    """Call a function that calls `join` in every rank of a job; return what each returned."""
-
-    def call():
-        world = dist.group.WORLD
-        try:
-            return function(*args)
-        finally:
-            gc.collect()  # what holds the group of virtual GPUs
-            _clear_sharding_prop_cache()  # it has the names of groups
-            dist.distributed_c10d._update_default_pg(world)
-
-    return job_of(size).run(call)
-
-
-def in_joined_ranks(size=2):
-    """Let a test that calls `join` run in every rank of a job."""
-
-    def decorate(function):
-        def test():
-            by_ranks(function, size=size)
-
-        return test
-
-    return decorate
-
-
 def join(**options):
     warnings.simplefilter("ignore")
     rank, device, group = set_up(backend="cpu:gloo,vgpu:vccl", **options)
+    after_test(leave, dist.group.WORLD)
     dist.distributed_c10d._update_default_pg(group)
     return rank, dist.get_world_size(), device
+
+
+def leave(world):
+    """Make a group the default one again, without references to that of virtual GPUs."""
+    gc.collect()
+    _clear_sharding_prop_cache()  # it has the names of groups
+    dist.distributed_c10d._update_default_pg(world)
 
 
 def whole_numbers(*shape, seed=0):
@@ -118,7 +98,7 @@ def assert_equal(values, expected):
 # -- DistributedDataParallel
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_ddp_takes_the_steps_of_one_device():
     rank, k, device = join(peer_link=Link(1e9, latency=0.01))
     _, gradients, parameters = train(Net(), X, Y)
@@ -143,7 +123,7 @@ def test_ddp_takes_the_steps_of_one_device():
     assert_equal(after[-4:], parameters)
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_ddp_without_sync_and_with_uneven_inputs():
     rank, k, device = join()
     expected = Net()
@@ -182,7 +162,8 @@ def test_ddp_without_sync_and_with_uneven_inputs():
     assert_equal([p.cpu() for p in ddp.parameters()], [*net.parameters()])
 
 
-def ddp_buffers():
+@in_ranks(2)
+def test_ddp_broadcasts_parameters_and_buffers_of_rank_0():
     rank, k, device = join()
     torch.manual_seed(rank)
     net = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4)).double().to(device)
@@ -191,7 +172,10 @@ def ddp_buffers():
     for batch in batches:
         ddp(batch.to(device)).sum().backward()
         means.append(net[0].running_mean.cpu())
-    return batches[1], means, [p.detach().cpu() for p in net.parameters()]
+    found = everywhere((batches[1], means, [p.detach().cpu() for p in net.parameters()]))
+    (_, (mean, _), parameters), (batch, (_, other), others) = found
+    assert_equal(others, parameters)
+    torch.testing.assert_close(other, 0.9 * mean + 0.1 * batch.mean(0))
 
 
 @in_ranks(2)
@@ -232,12 +216,6 @@ def test_ddp_with_mixed_precision_computes_and_reduces_in_bfloat16():
         assert out.dtype == torch.bfloat16 and net[0].weight.dtype == torch.float32
     for ours, theirs in zip(net.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours.grad.cpu(), theirs.grad.float() / 2, rtol=1e-2, atol=1e-3)
-
-
-def test_ddp_broadcasts_parameters_and_buffers_of_rank_0():
-    (_, (mean, _), parameters), (batch, (_, other), others) = by_ranks(ddp_buffers)
-    assert_equal(others, parameters)
-    torch.testing.assert_close(other, 0.9 * mean + 0.1 * batch.mean(0))
 
 
 # -- hooks
@@ -295,14 +273,15 @@ def ddp_hooks(peer_link=None):
 
 @pytest.mark.parametrize("peer_link", [None, Link(1e9, latency=0.01)], ids=["fast", "slow"])
 def test_communication_hooks(peer_link):
-    by_ranks(ddp_hooks, peer_link)
+    job_of(2).run(ddp_hooks, peer_link)
 
 
 # -- overlap
 
 
-def spans_of_a_step(peer_link):
-    rank, k, device = join(peer_link=peer_link)
+@in_ranks(2)
+def test_buckets_overlap_backward_and_the_optimizer_waits_for_them():
+    rank, k, device = join(peer_link=Link(1e12, latency=0.01))
     widths = (8, 256, 256, 256, 4)
     _, _, parameters = train(Net(widths), X, Y, num_steps=1)
     ddp = DistributedDataParallel(Net(widths).to(device), bucket_cap_mb=0.3)
@@ -311,7 +290,7 @@ def spans_of_a_step(peer_link):
         mean_square(ddp(inputs), targets).backward()
         ddp.zero_grad()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
-    first = next(each for each in ddp.modules() if isinstance(each, torch.nn.Linear))
+    layer = next(each for each in ddp.modules() if isinstance(each, torch.nn.Linear))
     seen = []  # the moment at which the first bucket was under way
 
     def wait_in_backward(grad):
@@ -321,7 +300,7 @@ def spans_of_a_step(peer_link):
     def wait_in_its_backward(module, args, output):
         output.register_hook(wait_in_backward)
 
-    first.register_forward_hook(wait_in_its_backward)
+    layer.register_forward_hook(wait_in_its_backward)
     dist.barrier()
     torch.vgpu.synchronize()
     recording = start_recording()
@@ -334,23 +313,16 @@ def spans_of_a_step(peer_link):
     torch.vgpu.synchronize()
     stop_recording(recording)
     assert_equal([p.cpu() for p in ddp.parameters()], parameters)
-    names = "name", "kind", "stream", "start", "end", "issued"
-    spans = [SimpleNamespace(**{name: getattr(s, name) for name in names}) for s in recording]
-    return spans, backward_issued
-
-
-def test_buckets_overlap_backward_and_the_optimizer_waits_for_them():
-    for recording, backward_issued in by_ranks(spans_of_a_step, Link(1e12, latency=0.01)):
-        kernels = [span for span in recording if span.kind == "kernel"]
-        buckets = [span for span in recording if span.kind == "collective"]
-        assert len(buckets) > 1 and {span.name for span in buckets} == {"all_reduce"}
-        first = buckets[0]
-        within = [s for s in kernels if first.start < s.start and s.end < first.end]
-        assert any(span.name == "aten.mm" for span in within)
-        assert {span.stream for span in buckets}.isdisjoint({span.stream for span in kernels})
-        of_optimizer = [span for span in kernels if span.issued > backward_issued]
-        assert of_optimizer
-        assert min(span.start for span in of_optimizer) >= max(span.end for span in buckets)
+    kernels = [span for span in recording if span.kind == "kernel"]
+    buckets = [span for span in recording if span.kind == "collective"]
+    assert len(buckets) > 1 and {span.name for span in buckets} == {"all_reduce"}
+    first = buckets[0]
+    within = [s for s in kernels if first.start < s.start and s.end < first.end]
+    assert any(span.name == "aten.mm" for span in within)
+    assert {span.stream for span in buckets}.isdisjoint({span.stream for span in kernels})
+    of_optimizer = [span for span in kernels if span.issued > backward_issued]
+    assert of_optimizer
+    assert min(span.start for span in of_optimizer) >= max(span.end for span in buckets)
 
 
 # -- functional collectives, DTensor
@@ -394,13 +366,8 @@ def test_functional_collectives_wait_when_they_are_used():
     assert_equal(x.cpu(), values[rank])
     functional.all_reduce_inplace(x, "sum", group)
     assert_equal(x.cpu(), total)
-
-
-@in_ranks(2)
-def test_a_functional_collective_refuses_an_unknown_operation():
-    _, device, group = set_up()
     with pytest.raises(ValueError, match="unknown reduce op: 'mean'"):
-        functional.all_reduce(torch.ones(2, device=device), "mean", group)
+        functional.all_reduce(x, "mean", group)
 
 
 @in_ranks(2)
@@ -525,7 +492,7 @@ def whole_value(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu()
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_tensor_parallel_takes_the_steps_of_one_device():
     rank, k, device = join(peer_link=Link(1e9, latency=0.001))
     mesh = init_device_mesh("vgpu", (k,))
@@ -603,7 +570,7 @@ def mean_over_ranks(results):
     return results
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_fully_shard_takes_the_steps_of_one_device_in_less_memory():
     rank, k, device = join(peer_link=Link(1e9, latency=0.002))
     mesh = init_device_mesh("vgpu", (k,))
@@ -640,7 +607,7 @@ def test_fully_shard_takes_the_steps_of_one_device_in_less_memory():
         torch.testing.assert_close([p.detach().cpu() for p in net.parameters()], expected)
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_fully_shard_takes_parameters_that_are_assigned():
     rank, k, device = join()
     mesh = init_device_mesh("vgpu", (k,))
@@ -659,7 +626,7 @@ def test_fully_shard_takes_parameters_that_are_assigned():
     torch.testing.assert_close(results.cpu(), expected(part(SEQUENCES[0], rank, k)))
 
 
-@in_joined_ranks(4)
+@in_ranks(4)
 def test_fully_shard_with_tensor_parallel_on_a_mesh_of_two_dimensions():
     rank, k, device = join()
     mesh = init_device_mesh("vgpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -679,7 +646,7 @@ def test_fully_shard_with_tensor_parallel_on_a_mesh_of_two_dimensions():
 # -- pipelines
 
 
-@in_joined_ranks()
+@in_ranks(2)
 def test_pipelines_give_the_gradients_of_one_device():
     rank, k, device = join(peer_link=Link(1e9, latency=0.002))
     widths = (8, 12, 6, 10, 4)
@@ -721,19 +688,7 @@ def test_pipelines_give_the_gradients_of_one_device():
             assert_equal(got, gradients[first : first + size])
 
 
-# -- messages, collectives with autograd, optimizers, batch normalization
-
-
-@in_ranks(2)
-def test_a_message_arrives_in_another_shape_of_as_many_elements():
-    rank, device, group = set_up()
-    sent = torch.arange(4.0, device=device)
-    if rank == 0:
-        dist.send(sent, 1, group=group)
-    else:
-        received = torch.empty(2, 2, device=device)
-        dist.recv(received, 0, group=group)
-        assert_equal(received.cpu(), sent.view(2, 2).cpu())
+# -- collectives with autograd, optimizers, batch normalization
 
 
 @in_ranks(2)
@@ -841,9 +796,9 @@ def checkpoint(folder, mode):
 
 
 def test_checkpoints_of_sharded_state_load_on_other_numbers_of_ranks(tmp_path):
-    epoch, first, after = by_ranks(checkpoint, str(tmp_path), "save")[0]
+    epoch, first, after = job_of(2).run(checkpoint, str(tmp_path), "save")[0]
     for size in 1, 3:
-        loaded = by_ranks(checkpoint, str(tmp_path), "load", size=size)[0]
+        loaded = job_of(size).run(checkpoint, str(tmp_path), "load")[0]
         assert loaded[0] == epoch == 3
         assert_equal(loaded[1], first)
         torch.testing.assert_close(loaded[2], after)

@@ -121,17 +121,22 @@ def test_values_travel_with_data_in_both_directions(devices):
     assert tensor.sum() == 0
 
 
-@pytest.mark.parametrize("where", ["cpu", "vgpu:0"])
-def test_data_that_is_refused_changes_nothing(where, devices):
+@pytest.mark.parametrize(
+    "where, there", [("cpu", "vgpu:1"), ("vgpu:0", "cpu"), ("vgpu:0", "vgpu:0")]
+)
+def test_data_that_is_refused_changes_nothing(where, there, devices):
     """torch: data of a tensor that requires gradients are floating point."""
     parameter = nn.Parameter(torch.ones(2, device=where))
     parameter.mark = 1
-    other = torch.ones(2, dtype=torch.int64, device="vgpu:1" if where == "cpu" else "cpu")
+    other = torch.ones(3, dtype=torch.int64, device=there)
+    before = parameter.data_ptr(), parameter.dtype, parameter.shape, torch.vgpu.memory_allocated()
     with pytest.raises(RuntimeError, match="floating point"):
         parameter.data = other
     with pytest.raises(RuntimeError, match="incompatible tensor type"):
         parameter.data = torch.ones(2).to_sparse()
     assert parameter.device == torch.device(where) and parameter.mark == 1
+    after = parameter.data_ptr(), parameter.dtype, parameter.shape, torch.vgpu.memory_allocated()
+    assert after == before
     (parameter * 2).sum().backward()
     assert parameter.grad.tolist() == [2, 2]
 
