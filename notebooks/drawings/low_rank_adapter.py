@@ -20,6 +20,7 @@ def draw():
     drawing.box(560, 138, 44, 44, "+")
     drawing.arrow(372, 98, 556, 152)
     drawing.arrow(430, 238, 558, 174)
+    drawing.text(504, 226, "times *α* / *r*", anchor="start")
     drawing.arrow(604, 160, 660, 160)
     drawing.text(696, 160, "output")
     return drawing
