@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from itertools import count
 
 MIB = 2**20
-ROUNDED = 512
+GRANULARITY = 512  # bytes: blocks and their addresses are multiples of it
 SMALL, SMALL_SEGMENT = MIB, 2 * MIB  # the largest block of the small pool, and its segments
 LARGE, LARGE_SEGMENT = 10 * MIB, 20 * MIB
 
@@ -40,7 +40,7 @@ class CachingAllocator:
         """Allocate a block of `num_bytes` for the new `key`; no block for 0 bytes."""
         if not num_bytes:
             return
-        size = -(-num_bytes // ROUNDED) * ROUNDED
+        size = -(-num_bytes // GRANULARITY) * GRANULARITY
         small = size <= SMALL
         free = self._free[small]
         index = bisect_left(free, (size,))
@@ -56,7 +56,7 @@ class CachingAllocator:
             self.reserved += found
             self.peak = max(self.peak, self.reserved)
         rest = found - size
-        if rest >= ROUNDED if small else rest > SMALL:
+        if rest >= GRANULARITY if small else rest > SMALL:
             self._add(small, rest, segment, offset + size)
         else:
             size = found

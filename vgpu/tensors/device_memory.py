@@ -9,11 +9,10 @@ import torch
 from vgpu.runtime import scheduler
 from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import under_way, wait
-from vgpu.tensors.caching import MIB, SMALL_SEGMENT, CachingAllocator
+from vgpu.tensors.caching import GRANULARITY, MIB, SMALL_SEGMENT, CachingAllocator
 
 MAX_PENDING = 10_000  # allocations and frees not yet passed to the model of CUDA's allocator
 _SHIFT = 48  # bits of an integer for a block's size, below its address
-GRANULARITY = 512  # bytes; of addresses and of what a block takes, as in CUDA's allocator
 
 
 class Block:
@@ -268,8 +267,7 @@ class Memory:
     @property
     def requested(self):
         """Bytes of all storages in use, not rounded up."""
-        live = tuple(self._live.items())
-        return sum(each.num_bytes for address, each in live if address not in self._held)
+        return sum(num_bytes for key, num_bytes in self.blocks() if key not in self._held)
 
     @property
     def reserved(self):

@@ -36,7 +36,7 @@ def plot_layouts(predicted, measured, label="predicted", fitted=None):
 
     with style():
         axes.set_title(f"{len(measured)} layouts, logarithmic axes")
-        axes.plot(limits, limits, color=IDEAL, linewidth=1, label="equal")
+        axes.plot(limits, limits, color=IDEAL, linewidth=1)
         axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
         for t, (color, marker) in zip(degrees, LOOKS, strict=False):
             same = sorted((each for each in predicted if each.tensor == t), key=measured.get)
