@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -523,7 +524,7 @@ def log(tmp_path):
     path = tmp_path / "log"
     with path.open("w") as file:
         process = subprocess.Popen(
-            [*command, "--no-browser"], env=os.environ | own, stdout=file, stderr=file
+            [*command, "--no-browser", "--port=0"], env=os.environ | own, stdout=file, stderr=file
         )
     try:
         yield path
@@ -533,8 +534,15 @@ def log(tmp_path):
 
 
 def ask(address, token, data=None):
+    """Return the answer of a server, which says its address shortly before it listens there."""
     request = urllib.request.Request(address, data, {"Authorization": f"token {token}"})
-    return json.loads(urllib.request.urlopen(request, timeout=60).read())
+    while True:
+        try:
+            return json.loads(urllib.request.urlopen(request, timeout=60).read())
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionRefusedError):
+                raise
+        time.sleep(0.2)
 
 
 def test_a_start_says_the_address_and_nothing_else(log):
