@@ -278,7 +278,8 @@ PROGRAMS = {
     lstm = nn.LSTM(2, 3).cuda()  # asks whether cuDNN would take it
     assert lstm(torch.ones(1, 1, 2, device="cuda"))[0].is_cuda
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    # acc_events: torch 2.11 warns without it
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         torch.ones(2, device="cuda") + 1
     assert "aten::add" in {event.key for event in profile.key_averages()}
     """,
