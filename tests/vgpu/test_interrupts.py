@@ -22,7 +22,7 @@ from types import BuiltinMethodType, CodeType, MethodWrapperType, SimpleNamespac
 import fresh
 import pytest
 import torch
-from gates import Gate
+from gates import Gate, run_what_can
 from IPython.core.ultratb import VerboseTB
 
 import vgpu
@@ -823,6 +823,9 @@ def waiting(monkeypatch):
             for _ in range(launched):
                 torch.zeros(1, device=device)
             shell.end_cell(error)
+            with torch.vgpu.stream(torch.vgpu.Stream(device)):  # what comes after does not count
+                torch.ones(1).pin_memory().to(device, non_blocking=True)
+            run_what_can()
             with monkeypatch.context() as patch:
                 patch.setattr(
                     scheduler, "check_engines_alive",

@@ -641,13 +641,19 @@ def test_an_error_of_the_agent_ends_all_ranks_and_waits_for_their_end(monkeypatc
     assert story == ["run", "kill 0", "kill 1", "join 0", "join 1", "close"]
 
 
-def test_what_a_rank_has_started_ends_with_it(started):
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_rank_has_started_ends_with_it(started, fails):
     def work():
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
         child.start()
+        if fails:
+            raise KeyError(child.pid)
         return child.pid
 
-    started += d2lpar.launch(work, nproc=1)
+    try:
+        started += d2lpar.launch(work, nproc=1)
+    except KeyError as error:
+        started += error.args
     wait_until(lambda: not is_alive(started[0]))
 
 
@@ -679,11 +685,15 @@ def only_rank(monkeypatch):
     }  # fmt: skip
     for name, value in environment.items():
         monkeypatch.setenv(name, str(value))
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+    torch.vgpu.set_device(0)
 
 
 def test_a_rank_tears_down_what_could_abort_it(monkeypatch, only_rank):
     """What holds the process group is collected before its end, and the roll call ends after it."""
-    alive, calls, destroy, num_threads = [], [], dist.destroy_process_group, torch.get_num_threads()
+    alive, calls, destroy = [], [], dist.destroy_process_group
 
     class RollCall(rank_module.RollCall):
         def __init__(self, *args):
@@ -713,7 +723,14 @@ def test_a_rank_tears_down_what_could_abort_it(monkeypatch, only_rank):
     finally:
         gc.enable()
         calls[0].close()
-        torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("asked, count", [("vgpu:1", 2), ("vgpu:3", 3)])
+def test_the_environment_gives_each_rank_a_gpu_at_least(monkeypatch, only_rank, asked, count):
+    for name, value in (("VGPU_DEVICES", asked), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    found = rank_module.run(lambda: (torch.vgpu.current_device(), torch.vgpu.device_count()))
+    assert found == (1, count)
 
 
 def test_ranks_get_gpus_where_there_is_one_for_each(monkeypatch):

@@ -771,6 +771,26 @@ def test_a_recurrent_layer_is_one_operator_of_cudnn(make):
     assert 200 <= backward <= 800
 
 
+def test_after_an_error_in_a_recurrent_layer_operators_take_their_time():
+    (device,) = virtual_gpus(1, model=Machine(Fixed(), host=HOST), values=False)
+    layer, x = nn.LSTM(3, 4).to(device), torch.empty(2, 5, device=device)
+    with pytest.raises(RuntimeError, match="input.size"):
+        layer(x)
+    begun = clock()
+    (x + x) * x
+    assert clock() - begun == 2.0
+
+
+def test_each_pass_through_a_recurrent_layer_takes_its_time():
+    """The start of a pass, one operator of the layer's, and the gradients of four parameters."""
+    (device,) = virtual_gpus(1, model=Machine(Fixed(), host=HOST), values=False)
+    loss, ends = nn.LSTM(3, 4).to(device)(torch.empty(5, 2, 3, device=device))[0].sum(), []
+    for _ in range(3):
+        loss.backward(retain_graph=True)
+        ends.append(clock())
+    assert ends[2] - ends[1] == 1.0 + 100.0 + 4 * 100.0
+
+
 def test_without_cudnn_a_recurrent_layer_is_issued_step_by_step():
     with torch.backends.cudnn.flags(enabled=False):
         assert recurrent_seconds(nn.GRU, 50)[0] > recurrent_seconds(nn.GRU, 5)[0] + 45

@@ -361,6 +361,15 @@ def test_a_rank_that_ends_before_a_collective_is_named(rank, device, group):
     assert "rank 1 ended before all_reduce(uint8[3], sum)" in text, text
 
 
+@in_modelled_group(2, timeout=3)
+def test_a_rank_that_leaves_a_group_of_some_stays_in_the_job(rank, device, group):
+    some = a_group([0])
+    if rank == 0:
+        dist.destroy_process_group(some)
+    dist.all_reduce(room(4, device), group=group)
+    assert end() == 4
+
+
 @in_modelled_group(3, timeout=2)
 def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(rank, device, group):
     pair = a_group([0, 2])

@@ -574,19 +574,19 @@ def test_a_report_sums_spans_and_counts_steps_of_the_busiest_optimizer(tmp_path,
 
 def test_a_report_while_a_step_is_under_way_does_not_make_it_shorter(tmp_path, monkeypatch):
     """Reports are written each second, however far the host is ahead of a stream of the GPU."""
-    (device,) = fixed_gpus(1)
+    _, device = fixed_gpus(2)  # the other one is current
     report = report_module.Report(tmp_path, False)
     with monkeypatch.context() as patch:  # it writes below
         patch.setattr(_thread, "start_new_thread", lambda *args: None)
         report.extend([Span("sleep", "kernel", device, 0, "compute", 0.0, 5.0)])
     trainer = torch.optim.SGD([torch.ones(1, device=device)])
     side = torch.vgpu.Stream(device)
-    with torch.vgpu.stream(side):
+    with torch.vgpu.stream(side), torch.vgpu.device(0):
         for _ in range(3):
             sleep(device, 5, side)
             report.note_step(trainer, (), {})
             report.write(ended=False)
-    torch.vgpu.synchronize()
+    torch.vgpu.synchronize(device)
     report.write_last()
     said = json.loads((tmp_path / f"{os.getpid()}.json").read_text())
     assert (said["steps"], said["step_seconds"]) == (3, 5.0)

@@ -98,6 +98,7 @@ PROGRAMS = {
     assert y.untyped_storage().device == y.device
     with torch.cuda.device(0):
         assert torch.ones(1, device="cuda").device.index == torch.cuda.current_device() == 0
+        assert y.type(torch.cuda.HalfTensor).device == y.device
     with torch.device("cuda"):
         assert nn.Linear(1, 1).weight.is_cuda and torch.tensor([1]).is_cuda
     torch.set_default_device("cuda:0")
@@ -446,6 +447,16 @@ PROGRAMS = {
     dist.all_reduce(x)
     dist.barrier()
     dist.destroy_process_group()
+    """,
+    "a_barrier_of_some_ranks_is_on_the_gpu_of_each": """
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from vgpu import start_recording
+
+    dist.init_process_group("nccl", store=FakeStore(), rank=1, world_size=2)
+    group, spans = dist.new_group([1]), start_recording()
+    dist.barrier(group)
+    assert [str(span.device) for span in spans if span.kind == "collective"] == ["cuda:1"]
     """,
     "tensors_that_wrap_others_are_on_cuda": """
     from torch.distributed._functional_collectives import AsyncCollectiveTensor

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from vgpu.private.autograd import autograd_node, forward_number, in_backward, sequence_number
+from vgpu.private.autograd import (
+    autograd_node,
+    backward_number,
+    forward_number,
+    in_backward,
+    sequence_number,
+)
 from vgpu.runtime import scheduler
 
 
@@ -120,7 +126,7 @@ class RecurrentCalls(threading.local):
     def __init__(self):
         self.issued = None  # whether the current call has issued an operator; None outside calls
         self.firsts, self.ends = [], []  # range of operator numbers of each call
-        self.latest = None  # first number of the call whose backward runs
+        self.latest = None  # number of the pass, and first one of the call whose backward runs
 
     def enter(self, number):
         if len(self.firsts) == _CALLS_KEPT:
@@ -150,8 +156,9 @@ class RecurrentCalls(threading.local):
         i = bisect_right(self.firsts, number) - 1
         if i < 0 or number >= self.ends[i]:
             return backward
-        self.latest, before = self.firsts[i], self.latest
-        return 0.0 if before == self.firsts[i] else backward
+        now = backward_number(), self.firsts[i]
+        self.latest, before = now, self.latest
+        return 0.0 if before == now else backward
 
 
 recurrent_calls = RecurrentCalls()  # of the calling thread
