@@ -361,7 +361,7 @@ def test_a_rank_that_ends_before_a_collective_is_named(rank, device, group):
     assert "rank 1 ended before all_reduce(uint8[3], sum)" in text, text
 
 
-@in_modelled_group(2, timeout=3)
+@in_modelled_group(2)
 def test_a_rank_that_leaves_a_group_of_some_stays_in_the_job(rank, device, group):
     some = a_group([0])
     if rank == 0:
