@@ -132,19 +132,6 @@ def how_to_run(reasons):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
-    _end_what_hangs()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_teardown():
-    _end_what_hangs()
-
-
-def pytest_runtest_logfinish():
-    faulthandler.cancel_dump_traceback_later()
-
-
-def _end_what_hangs():
     """Write down the stacks of all threads and end this process, should it stand still for long.
 
     The option `faulthandler_timeout` of pytest does not watch the tear-down of a test that failed.
@@ -152,14 +139,15 @@ def _end_what_hangs():
     faulthandler.dump_traceback_later(HANGS, exit=True, file=_stacks[0])
 
 
+pytest_runtest_teardown = pytest_runtest_setup
+
+
+def pytest_runtest_logfinish():
+    faulthandler.cancel_dump_traceback_later()
+
+
 _FOLD = re.compile(r"<details>.*?</details>", re.DOTALL)
 _CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-
-
-def code_in_folds(notebook):
-    """Return the code blocks in the answers of a chapter, in their order."""
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return [block for fold in _FOLD.findall(text) for block in _CODE.findall(fold)]
 
 
 # What chapters repeat, for their readers' medians, and how often tests do.
@@ -184,6 +172,9 @@ def pytest_collection_modifyitems(items):
     for chapter in {item.parent: None for item in items if isinstance(item.parent, IPyNbFile)}:
         place = 1 + max(i for i, item in enumerate(items) if item.parent is chapter)
         first = 1 + items[place - 1].cell_num
+        texts = (cell.source for cell in chapter.nb.cells if cell.cell_type == "markdown")
+        folds = _FOLD.findall("\n".join(texts))
+        answers = [block for fold in folds for block in _CODE.findall(fold)]
         items[place:place] = [
             IPyNbCell.from_parent(
                 chapter,
@@ -192,7 +183,7 @@ def pytest_collection_modifyitems(items):
                 cell=new_code_cell(source),
                 options=defaultdict(bool),
             )
-            for number, source in enumerate(code_in_folds(chapter.nb))
+            for number, source in enumerate(answers)
         ]
     for item in items:
         if isinstance(item, IPyNbCell):

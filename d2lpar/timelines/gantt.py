@@ -92,7 +92,8 @@ def _draw_groups(axes, groups, top, part, scale):
                 seen = [s for s in spans if s.kind == kind and s.end >= start and s.start <= end]
                 if not seen:
                     continue
-                apart = seen if kind == "collective" else _long(seen, MIN_WIDTH * pixel)
+                long = [s for s in seen if s.end - s.start > MIN_WIDTH * pixel]
+                apart = seen if kind == "collective" else long if len(seen) <= _FEW else []
                 alone = {id(span) for span in apart}
                 short = union((span for span in seen if id(span) not in alone), gap=pixel)
                 parts = sorted(
@@ -112,11 +113,6 @@ def _draw_groups(axes, groups, top, part, scale):
         top += len(rows) + _GAP
     axes.set_yticks([middle for middle, _ in ticks], [label for _, label in ticks])
     return [handles[kind] for kind in KINDS if kind in handles]
-
-
-def _long(spans, seconds):
-    """Return the spans that get an edge: none if there are too many."""
-    return [s for s in spans if s.end - s.start > seconds] if len(spans) <= _FEW else []
 
 
 def _draw_phases(figure, axes, phases, part, scale):

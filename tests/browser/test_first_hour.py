@@ -35,21 +35,17 @@ def run_cells(tab, *numbers):
         tab.finished()
 
 
-def cell_of_devices(tab):
-    return tab.number_of("d2lpar.ensure_gpus(")
-
-
 def test_open_a_chapter_and_run_all(tab):
     tab.open(tab.address, CHAPTER)
     tab.run_all()
     assert tab.errors() == []
-    assert "2 virtual GPUs" in tab.output(cell_of_devices(tab))
+    assert "2 virtual GPUs" in tab.output(tab.number_of("d2lpar.ensure_gpus("))
 
 
 def test_break_it_read_the_message_and_mend_it(tab):
     number = add_cell_below(
         tab,
-        cell_of_devices(tab),
+        tab.number_of("d2lpar.ensure_gpus("),
         "torch.ones(2, 3, device=devices[0]) @ torch.ones(3, 2, device=devices[1])",
     )
     run_cells(tab, number)

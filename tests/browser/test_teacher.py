@@ -37,14 +37,9 @@ sys.exit(grade.main(sys.argv[1:]))
 """
 
 
-def first_three(path):
-    notebook = nbformat.read(path, as_version=4)
-    checks = [i for i, cell in enumerate(notebook.cells) if grade.is_grade(cell)]
-    del notebook.cells[checks[2] + 1 :]
-    return notebook
-
-
-SOURCE = first_three(ROOT / "notebooks" / "exercises" / f"{NAME}.ipynb")
+SOURCE = nbformat.read(ROOT / "notebooks" / "exercises" / f"{NAME}.ipynb", as_version=4)
+CHECKS = [number for number, cell in enumerate(SOURCE.cells) if grade.is_grade(cell)]
+del SOURCE.cells[CHECKS[2] + 1 :]
 CHECKED = [
     grade.grade_id(cell).removesuffix("-check") for cell in SOURCE.cells if grade.is_grade(cell)
 ]
@@ -67,10 +62,6 @@ def leave_two_open(cells, stubs):
             cell.source = stub.source
 
 
-def nothing(cells, stubs):
-    pass
-
-
 def lose_everything(cells, stubs):
     for number, cell in enumerate(cells):
         cell.metadata, cell.id = {}, f"new-{number}"
@@ -91,7 +82,7 @@ def talk(cells, stubs):
 
 
 CHANGED = {  # what becomes of the notebook
-    "right": nothing,
+    "right": lambda cells, stubs: None,
     "half": leave_two_open,
     "lost everything": lose_everything,
     "endless loop": answer("while True: pass"),

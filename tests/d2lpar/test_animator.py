@@ -3,6 +3,7 @@
 import base64
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from kernels import execute
@@ -136,29 +137,21 @@ def test_the_end_of_a_cell_takes_the_bar_and_draws_what_came_too_early_even_at_a
 def test_drawing_takes_its_share_of_the_time(monkeypatch):
     now, drawn = 0.0, []
 
-    class Clock:
-        def monotonic():
-            return now
-
-    class Handle:
-        def update(self, figure):
-            nonlocal now
-            now += 0.5  # a slow drawing
-            drawn.append(now)
-
-    class Shell:
-        class events:
-            def register(name, function):
-                waiting.append(function)
-
-            def unregister(name, function):
-                waiting.remove(function)
+    def draw(figure):
+        nonlocal now
+        now += 0.5  # a slow drawing
+        drawn.append(now)
 
     waiting = []
-    monkeypatch.setattr(animator, "time", Clock)
+    events = SimpleNamespace(
+        register=lambda name, function: waiting.append(function),
+        unregister=lambda name, function: waiting.remove(function),
+    )
+    handle = SimpleNamespace(update=draw)
+    monkeypatch.setattr(animator, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(animator, "in_notebook", lambda: True)
-    monkeypatch.setattr("IPython.get_ipython", lambda: Shell)
-    monkeypatch.setattr("IPython.display.display", lambda figure, display_id: Handle())
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(events=events))
+    monkeypatch.setattr("IPython.display.display", lambda figure, display_id: handle)
     curves = Animator()
     for _ in range(1000):
         now += 0.1  # a step of training

@@ -19,21 +19,15 @@ with_d2l = pytest.mark.skipif(not has_d2l, reason="d2l is not installed")
 def run(code, *paths):
     """Run code in a process that has imported torch only, with folders in front of its path."""
     code = f"import sys; sys.path[:0] = {[str(p) for p in paths]}\n{textwrap.dedent(code)}"
-    done = fresh.run(code, fresh.TORCH)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return fresh.printed(code, fresh.TORCH)
 
 
-@pytest.fixture
-def no_d2l(monkeypatch):
+def test_without_d2l_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "d2l.torch", raising=False)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "d2l" else find_spec(name, *a)
     )
-
-
-def test_without_d2l_the_error_says_how_to_install_it(no_d2l):
     with pytest.raises(AttributeError, match="show_trace_2d.*pip install --no-deps d2l==1.0.3"):
         d2lpar.show_trace_2d  # noqa: B018
     assert not hasattr(d2lpar, "show_trace_2d")
@@ -44,22 +38,6 @@ def test_without_d2l_the_error_says_how_to_install_it(no_d2l):
 def test_install_command_names_the_torchvision_of_this_torch(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
     assert "'torchvision==0.28.*'" in _d2l.install_command()
-
-
-def asked_of_d2l(name, folder, module):
-    """Ask d2lpar for a name; return what is printed where a module stands for d2l.torch."""
-    (folder / "d2l").mkdir()
-    (folder / "d2l" / "__init__.py").touch()
-    (folder / "d2l" / "torch.py").write_text(module)
-    (folder / "torchvision.py").touch()
-    code = f"""
-    import d2lpar
-    try:
-        print(d2lpar.{name}, "{name}" in vars(d2lpar))
-    except AttributeError as error:
-        print(error)
-    """
-    return run(code, folder).splitlines()[0]
 
 
 SHOWS = "loads = []\nshow_images = 'shown'"
@@ -76,7 +54,18 @@ SHOWS = "loads = []\nshow_images = 'shown'"
     ],
 )
 def test_names_come_from_d2l_or_the_error_helps(tmp_path, name, module, printed):
-    assert printed in asked_of_d2l(name, tmp_path, module)
+    (tmp_path / "d2l").mkdir()
+    (tmp_path / "d2l" / "__init__.py").touch()
+    (tmp_path / "d2l" / "torch.py").write_text(module)
+    (tmp_path / "torchvision.py").touch()
+    code = f"""
+    import d2lpar
+    try:
+        print(d2lpar.{name}, "{name}" in vars(d2lpar))
+    except AttributeError as error:
+        print(error)
+    """
+    assert printed in run(code, tmp_path).splitlines()[0]
 
 
 FAKE_TORCHVISION = """

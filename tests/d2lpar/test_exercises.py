@@ -15,8 +15,7 @@ import numpy
 import pytest
 import torch
 from exercises import NOTEBOOKS, read, run_cells
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
+from kernels import execute
 from run import own_settings
 
 import d2lpar
@@ -525,12 +524,9 @@ def test_what_a_student_is_told_in_a_kernel():
     stories = [story for name, story in STORIES.items() if "error" in name or "slip" in name]
     forget = "%reset -f\nfrom d2lpar.exercises import marks as d\nd.wrong_tries.clear()\ndel d"
     cells = [[forget, SETUP, *cells] for cells, _ in stories]
-    notebook = new_notebook(cells=[new_code_cell(text) for story in cells for text in story])
     with own_settings():
-        client = NotebookClient(notebook, kernel_name="python3")
-        client.allow_errors = True
-        client.execute()
-    ran = iter(notebook.cells)
+        executed, _ = execute(*itertools.chain(*cells), allow_errors=True)
+    ran = iter(executed)
     for story, (_, line) in zip(cells, stories, strict=True):
         *_, last = (next(ran) for _ in story)
         printed = "".join(one.text for one in last.outputs if one.output_type == "stream")

@@ -18,9 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(code):
-    done = fresh.run(code, fresh.TORCH)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return fresh.printed(code, fresh.TORCH).split()
 
 
 NEW_MODULES = """
@@ -88,15 +86,21 @@ assert "d2lpar._d2l" not in sys.modules and "d2l" not in sys.modules
 
 
 def imports(path):
-    """Yield (module, name) for each import in a file; the name is None for `import module`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Yield (module, name, whether a function imports it) for each import in a file.
+
+    The name is None for `import module`.
+    """
+    tree = ast.parse(path.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    late = {id(node) for function in functions for node in ast.walk(function)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
+            yield from ((alias.name, None, id(node) in late) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: a relative import"
-            yield from ((node.module, alias.name) for alias in node.names)
+            yield from ((node.module, alias.name, id(node) in late) for alias in node.names)
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "vgpu":
-            yield "vgpu", node.attr
+            yield "vgpu", node.attr, False
 
 
 @pytest.mark.parametrize("package", ["d2lpar", "vgpu"])
@@ -115,7 +119,7 @@ def test_arrows_point_down(package):
         if room != "__init__":
             others = {
                 (module.split(".")[1:] or public.get(name, name).split("."))[0]
-                for module, name in imports(path)
+                for module, name, _ in imports(path)
                 if module.partition(".")[0] == package and (module, name) != (package, None)
             } - {room, "__version__"}
             wrong = {other for other in others if levels[other] <= levels[room]}
@@ -126,14 +130,14 @@ def test_the_engine_imports_nothing_of_d2lpar():
     files = [*(ROOT / "vgpu").rglob("*.py"), ROOT / "vgpu_autoload.py"]
     assert len(files) > 80
     for path in files:
-        assert not [m for m, _ in imports(path) if m.partition(".")[0] == "d2lpar"], path
+        assert not [m for m, *_ in imports(path) if m.partition(".")[0] == "d2lpar"], path
 
 
 def test_d2lpar_takes_few_names_of_the_engine():
     """They are public; for what torch has no public name there is `vgpu.torch_internals`."""
     taken = set(d2lpar._OF_VGPU)
     for path in (ROOT / "d2lpar").rglob("*.py"):
-        for module, name in imports(path):
+        for module, name, _ in imports(path):
             if module.partition(".")[0] == "vgpu" and name and module != "vgpu.torch_internals":
                 taken.add(name if module == "vgpu" else module.removeprefix("vgpu."))
     modules = {"other_programs", "recording"}
@@ -198,19 +202,12 @@ def imports_of_vgpu():
         for path in (ROOT / "vgpu").rglob("*.py")
     }
     found = set()
-    for name, path in paths.items():
-        tree = ast.parse(path.read_text())
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        late = {id(node) for function in functions for node in ast.walk(function)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                both = [(node.module, f"{node.module}.{alias.name}") for alias in node.names]
-                modules = [inner if inner in paths else outer for outer, inner in both]
-            else:
-                continue
-            found |= {(name, other, id(node) in late) for other in modules if other in paths}
+    for importing, path in paths.items():
+        for outer, name, late in imports(path):
+            inner = f"{outer}.{name}"
+            imported = inner if inner in paths else outer
+            if imported in paths:
+                found.add((importing, imported, late))
     return found
 
 

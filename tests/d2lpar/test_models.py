@@ -91,22 +91,14 @@ def test_residual_changes_the_shape_over_a_1x1_convolution():
 
 
 def test_lenet_is_that_of_d2l_12_5():
-    def theirs(X, params):
-        h1_conv = F.conv2d(input=X, weight=params[0], bias=params[1])
-        h1_activation = F.relu(h1_conv)
-        h1 = F.avg_pool2d(input=h1_activation, kernel_size=(2, 2), stride=(2, 2))
-        h2_conv = F.conv2d(input=h1, weight=params[2], bias=params[3])
-        h2_activation = F.relu(h2_conv)
-        h2 = F.avg_pool2d(input=h2_activation, kernel_size=(2, 2), stride=(2, 2))
-        h2 = h2.reshape(h2.shape[0], -1)
-        h3_linear = torch.mm(h2, params[4].T) + params[5]
-        h3 = F.relu(h3_linear)
-        y_hat = torch.mm(h3, params[6].T) + params[7]
-        return y_hat
+    def theirs(X, W1, b1, W2, b2, W3, b3, W4, b4):
+        h = F.avg_pool2d(F.relu(F.conv2d(X, W1, b1)), (2, 2), (2, 2))
+        h = F.avg_pool2d(F.relu(F.conv2d(h, W2, b2)), (2, 2), (2, 2)).reshape(len(X), -1)
+        return torch.mm(F.relu(torch.mm(h, W3.T) + b3), W4.T) + b4
 
     torch.manual_seed(0)
     net, X = lenet().double(), torch.rand(3, 1, 28, 28).double()
-    torch.testing.assert_close(net(X), theirs(X, list(net.parameters())))
+    torch.testing.assert_close(net(X), theirs(X, *net.parameters()))
 
 
 @pytest.fixture

@@ -306,12 +306,11 @@ def test_ranks_of_a_group_draw_their_own_numbers_and_afterwards_the_same():
     assert draw(0, devices[0], own=False) == draw(1, devices[1], own=False)
 
 
-def my_groups(layout):
-    axes = ("tensor", "data")
-    return [dist.get_process_group_ranks(group_of(layout, axis)) for axis in axes]
-
-
 def test_a_tensor_group_is_made_of_neighbours():
+    def my_groups(layout):
+        made = (group_of(layout, axis) for axis in ("tensor", "data"))
+        return [*map(dist.get_process_group_ranks, made)]
+
     groups = launch(my_groups, Layout(2, 2, 2), nproc=4)
     assert groups == [[[0, 1], [0, 2]], [[0, 1], [1, 3]], [[2, 3], [0, 2]], [[2, 3], [1, 3]]]
 

@@ -1,5 +1,6 @@
 """Parameter servers: what travels, who waits for whom, what faults leave behind."""
 
+import asyncio
 import logging
 import math
 import os
@@ -213,8 +214,6 @@ def test_who_joins_starts_where_the_slowest_is():
         await clock.join(2)
         return clock.ticks, await clock.tick(2, 1)
 
-    import asyncio
-
     assert asyncio.run(story()) == ({0: 3, 1: 1, 2: 2}, 1)
 
 
@@ -345,7 +344,6 @@ def test_bad_pushes(store):
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch):
-
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(logging.root.manager, "disable", logging.DEBUG)
     ray_setup.ray_module.cache_clear()

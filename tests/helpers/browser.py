@@ -18,17 +18,10 @@ from selenium.webdriver.common.keys import Keys
 
 START = Path(__file__).resolve().parents[2] / "tools" / "lab.py"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-OPTIONS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
+OPTIONS = """
+    --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-sync
+    --disable-background-networking --disable-component-update --hide-scrollbars
+""".split()
 # What the scripts of `Lab.ask` use: the page or notebook in front, its cells, and the cell with the
 # number that is their first argument.
 NAMES = """

@@ -112,3 +112,10 @@ def run(code, imports, timeout=120):
             file.seek(0)
         stdout, stderr = (file.read() for file in printed)
         return SimpleNamespace(returncode=status, stdout=stdout, stderr=stderr)
+
+
+def printed(code, imports):
+    """Run `code` as `run` does; return what it printed. It must end without an error."""
+    done = run(code, imports)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

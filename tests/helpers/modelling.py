@@ -46,20 +46,28 @@ def fixed_gpus(n, seconds=0.0, link=None, peer_link=None, launch=0.0, values=Tru
 
 
 @contextlib.contextmanager
-def schedule():
-    """Give a list that holds, after the block, (device, engine, start, end) in order of issue."""
-    found, ops, issue = [], [], StreamQueue.issue
+def noted(note):
+    """Call `note(op)` for each op that is issued in the block."""
+    issue = StreamQueue.issue
 
     def noting(stream, op, *args):
-        ops.append(op)
+        note(op)
         return issue(stream, op, *args)
 
     StreamQueue.issue = noting
     try:
-        yield found
-        d2lpar.synchronize()
+        yield
     finally:
         StreamQueue.issue = issue
+
+
+@contextlib.contextmanager
+def schedule():
+    """Give a list that holds, after the block, (device, engine, start, end) in order of issue."""
+    found, ops = [], []
+    with noted(ops.append):
+        yield found
+        d2lpar.synchronize()
     found += [(op.engine.device.index, op.engine.name, op.start, op.end) for op in ops]
 
 
@@ -82,18 +90,14 @@ def room(num_bytes, device="cpu"):
 @contextlib.contextmanager
 def kernels():
     """Give a list that holds the `Kernel` of each op that was issued in the block."""
-    found, issue = [], StreamQueue.issue
+    found = []
 
-    def noting(stream, op, *args):
+    def note(op):
         if op.kind == "kernel":
             found.append(kernel_of(op))
-        return issue(stream, op, *args)
 
-    StreamQueue.issue = noting
-    try:
+    with noted(note):
         yield found
-    finally:
-        StreamQueue.issue = issue
 
 
 def flops(found):

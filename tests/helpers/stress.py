@@ -1,17 +1,15 @@
 """Interrupt programs on virtual GPUs at random moments, thousands of times; end at the first harm.
 
-    python tests/helpers/stress.py --interrupts 1500 --seed 0
-    python tests/helpers/stress.py --interrupts 200 --workload training
+    PYTHONPATH=tests/helpers python -c "from stress import Stress; Stress().run(1500, seed=0)"
 
 A round repeats one of the workloads of `stress_workloads.py` until a timer interrupts it, 0.2 to
 60 ms later, within 1 ms as often as after 10 to 50, and sometimes twice, as by a user who presses
 stop twice. Then both devices must synchronize, without an error; a fixed computation must be right;
 and no byte of memory may be lost. Otherwise this process ends with status 1, and its last line
-names the seed of the round. Where it hangs, or an interrupt was lost, it prints after --patience
+names the seed of the round. Where it hangs, or an interrupt was lost, it prints after `patience`
 seconds what every thread does, and ends.
 """
 
-import argparse
 import faulthandler
 import gc
 import random
@@ -34,20 +32,14 @@ class TimeIsUp(Exception):
 
 
 class Alarm:
-    """Interrupts this process once or twice, after a random time.
-
-    Attributes:
-        raises: the type of what it raises: KeyboardInterrupt, by SIGINT, or TimeIsUp.
-        left: how many interrupts are still to come.
-        twice: whether it was to come twice.
-    """
+    """Interrupts this process once or twice, after a random time: by SIGINT, or by TimeIsUp."""
 
     def __init__(self, draw):
         self.raises = TimeIsUp if draw.random() < 0.1 else KeyboardInterrupt
         self.delay = 0.2e-3 * 300 ** draw.random()
         self.gap = draw.uniform(1e-6, 300e-6)
         self.twice = draw.random() < 0.25
-        self.left = 0
+        self.left = 0  # how many interrupts are still to come
 
     def start(self):
         self.left = 1 + self.twice
@@ -196,7 +188,7 @@ class Stress:
                 now = memory_in_use(self.devices, before, self.patience / 4)
                 assert now == before, f"{now} bytes in use instead of {before}"
             except Exception as error:
-                error.add_note(f"in {name}; again: --seed {each} --interrupts 1")
+                error.add_note(f"in {name}; again: run(1, seed={each})")
                 raise
             finally:
                 faulthandler.cancel_dump_traceback_later()
@@ -223,18 +215,3 @@ class Stress:
         except Exception as error:
             error.add_note(f"It was interrupted here:\n{where}")
             raise
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--interrupts", type=int, default=1500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workload", choices=WORKLOADS)
-    parser.add_argument("--patience", type=float, default=20, help="seconds of a hang")
-    options = parser.parse_args()
-    counts = Stress(options.patience, options.workload).run(options.interrupts, options.seed)
-    print(f"{options.interrupts} interrupts, no harm: {dict(counts)}")
-
-
-if __name__ == "__main__":
-    main()

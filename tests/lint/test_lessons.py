@@ -77,26 +77,20 @@ def test_minutes_are_the_sum_of_all_rounded_up(counts, minutes):
     assert lessons.Part(*counts).minutes == minutes
 
 
-def write_chapter(folder, header):
-    """Write a chapter that takes 7 minutes up to its exercises, beside a README."""
+@pytest.fixture
+def lesson(tmp_path):
+    """Write a lesson that takes 7 minutes up to its exercises, beside a README, and has pages: of
+    171 words, and one of answers."""
     cells = [
-        new_markdown_cell(f"# Title\n\n**What it needs.** {header}"),  # 3 + 14 words
+        new_markdown_cell(f"# Title\n\n**What it needs.** {HEADER}"),  # 3 + 14 words
         new_markdown_cell("> **Predict.** How?\n\n" + "word " * (340 - 3 - 14 - 2)),
         new_code_cell("x = 1\n" * 18),
         new_markdown_cell("Word.\n\n## Exercises\n\n" + "word " * 1000),
     ]
-    path = folder / "notebooks" / "01_x.ipynb"
-    path.parent.mkdir()
+    path = tmp_path / "notebooks" / "01_x.ipynb"
+    (path.parent / "deeper").mkdir(parents=True)
     nbformat.write(new_notebook(cells=cells), path)
-    (folder / "README.md").write_text("| [01 X](notebooks/01_x.ipynb) | Why? | 60 s |\n")
-    return path
-
-
-@pytest.fixture
-def lesson(tmp_path):
-    """Write a lesson that has pages: of 171 words, and one of answers."""
-    path = write_chapter(tmp_path, HEADER)
-    (path.parent / "deeper").mkdir()
+    (tmp_path / "README.md").write_text("| [01 X](notebooks/01_x.ipynb) | Why? | 60 s |\n")
     for name, words in (("01_answers", 3), ("01_more", 171), ("02_other", 1)):
         cells = [new_markdown_cell("# Title\n\n" + "word " * words), new_code_cell("f()")]
         nbformat.write(new_notebook(cells=cells), path.parent / "deeper" / f"{name}.ipynb")

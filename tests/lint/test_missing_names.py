@@ -31,21 +31,15 @@ def use():
         os.sched_getaffinity(0)
 """
 
+OPTIONS = """
+    --config-file= --cache-dir=/dev/null --no-site-packages --ignore-missing-imports
+    --check-untyped-defs --follow-imports=silent
+""".split()
+
 
 def missing(platform, *paths):
     """Return what of the standard library the files use and `platform` lacks: a list of texts."""
-    said, errors, _ = api.run(
-        [
-            f"--platform={platform}",
-            "--config-file=",
-            "--cache-dir=/dev/null",
-            "--no-site-packages",
-            "--ignore-missing-imports",
-            "--check-untyped-defs",
-            "--follow-imports=silent",
-            *map(str, paths),
-        ]
-    )
+    said, errors, _ = api.run([f"--platform={platform}", *OPTIONS, *map(str, paths)])
     assert not errors and re.search("checked [0-9]+ source files?|no issues", said), said + errors
     return re.findall(r"^(.*Module.* has no attribute .*?) +\[", said, re.MULTILINE)
 

@@ -1,22 +1,17 @@
-"""The README is short and leads to every chapter and page, and every chapter to the next."""
+"""The README leads to every chapter and page; chapters to their neighbours, and to their pages that
+go deeper, which lead back."""
 
 import itertools
 import re
 from pathlib import Path
 
 import pytest
-from contents import markdown
+from contents import ANSWERS, FOLDER, find_chapters, markdown, pages_of, read_chapter
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
-def test_the_table_leads_to_the_chapter_and_says_how_long_it_takes(chapter):
-    (row,) = (line for line in README.splitlines() if f"](notebooks/{chapter.name}) |" in line)
-    assert row.startswith(f"| [{chapter.name[:2]} ") and re.search(r"\| [1-9][0-9]* s \|", row)
 
 
 def test_a_visitor_meets_code_then_commands_then_the_chapters():
@@ -40,3 +35,27 @@ def test_chapters_lead_to_their_neighbours():
     for one, other in itertools.pairwise(CHAPTERS):
         assert f"]({other.name})" in markdown(one), f"{one.name} does not lead to {other.name}"
         assert f"]({one.name})" in markdown(other), f"{other.name} does not lead to {one.name}"
+
+
+# Pages that go deeper.
+
+LESSON = {page: chapter for chapter in find_chapters(FOLDER) for page in pages_of(chapter)}
+each_page = pytest.mark.parametrize("page", LESSON, ids=lambda path: path.stem)
+
+
+def test_every_notebook_in_the_folder_belongs_to_a_lesson():
+    assert {*(FOLDER / "deeper").glob("*.ipynb")} == LESSON.keys()
+
+
+@each_page
+def test_a_page_and_its_lesson_lead_to_each_other(page):
+    lesson = LESSON[page]
+    assert f"](deeper/{page.name}" in markdown(lesson)
+    first, *_, last = [c.source for c in read_chapter(page).cells if c.cell_type == "markdown"]
+    assert f"](../{lesson.name}" in first and f"](../{lesson.name}" in last
+
+
+@each_page
+def test_answers_are_named_as_such(page):
+    title = re.match("# (.+)", markdown(page))[1]
+    assert page.stem.endswith(ANSWERS) == (title == f"Answers: chapter {page.name[:2]}")

@@ -22,14 +22,8 @@ def requirements(lines):
     return {Requirement(line).name: Requirement(line) for line in lines}
 
 
-def environment_lists():
-    """Return the conda and the pip part of environment.yml, as lists of lines."""
-    conda = re.findall(r"^  - ([^:\n]+)$", ENVIRONMENT, re.MULTILINE)
-    pip = re.findall(r"^      - (.+)$", ENVIRONMENT, re.MULTILINE)
-    return conda[1:], pip  # the first is the channel
-
-
-CONDA, PIP = environment_lists()
+_, *CONDA = re.findall(r"^  - ([^:\n]+)$", ENVIRONMENT, re.MULTILINE)  # the first is the channel
+PIP = re.findall(r"^      - (.+)$", ENVIRONMENT, re.MULTILINE)
 PIP_REQUIREMENTS = requirements(line for line in PIP if not line.startswith("-"))
 DECLARED = requirements([*PROJECT["dependencies"], *(r for rs in EXTRAS.values() for r in rs)])
 

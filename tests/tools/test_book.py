@@ -19,7 +19,8 @@ import contents
 import lessons
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from exercises import marked
+from nbformat.v4 import new_markdown_cell, new_notebook
 
 import book
 import d2lpar
@@ -52,19 +53,14 @@ def test_chapters_are_whole(html, path):
     assert page.count("<details>") == text.count("<details>")
     assert len(re.findall(r"<img [^>]*_images/[0-9a-f]{20}", page)) == figures
     assert len(re.findall(r"<img [^>]*\.svg", page)) == drawings
-    assert page.count('<details class="answer">') == folds(cells) > 1
+    predictions = re.findall(r"^> \*\*Predict", text, re.MULTILINE)
+    assert page.count('<details class="answer">') == len(predictions) > 1
     formulas = [each for each in lessons.CODE_OR_FORMULA.findall(text) if each[0] == "$"]
     assert page.count("<math") >= len(formulas)
     assert page.count('class="highlight-') >= sum(cell.cell_type == "code" for cell in cells)
     for service in book.SERVICES:
         opened = f'href="{book.link(service, book.repository(), path.name)}"'
         assert (opened in page) == bool(book.repository())
-
-
-def folds(cells):
-    """Count the *Predict* boxes in the text of a notebook."""
-    texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
-    return len(re.findall(r"^> \*\*Predict", "\n".join(texts), re.MULTILINE))
 
 
 class Folds(HTMLParser):
@@ -136,15 +132,11 @@ def test_search_finds_words_of_the_chapters(html):
     assert "pageabl" in index and "notebooks/04_overlapping_copies" in index
 
 
-def described(html):
-    data = (html / "objects.inv").read_bytes()
-    lines = zlib.decompress(data.split(b"\n", 4)[4]).decode().splitlines()
-    return {line.split()[0] for line in lines}
-
-
 @pytest.mark.slow
 def test_reference_has_every_shared_name_and_what_chapters_import(html):
-    names = described(html)
+    data = (html / "objects.inv").read_bytes()
+    lines = zlib.decompress(data.split(b"\n", 4)[4]).decode().splitlines()
+    names = {line.split()[0] for line in lines}
     assert {f"d2lpar.{name}" for name in d2lpar.__all__} <= names
     assert "d2lpar.Timeline.overlap" in names
     missing = set()
@@ -181,18 +173,13 @@ CHECK = "assert ring([1, 2]) == 3\n### BEGIN HIDDEN TESTS\nassert hidden_one\n##
 
 
 def exercise():
-
-    def marked(name, solution=True, grade=False):
-        marks = {"schema_version": 3, "solution": solution, "grade": grade, "task": False}
-        points = {"points": 1} if grade else {}
-        return {"nbgrader": {**marks, **points, "locked": not solution, "grade_id": name}}
-
+    reason = marked("", "reason", solution=True, grade=True, points=1)
     cells = [
         new_markdown_cell("# Rings\n\nWrite one: $x_1$."),
-        new_code_cell(SOLUTION, metadata=marked("ring-answer")),
-        new_code_cell(CHECK, metadata=marked("ring-check", solution=False, grade=True)),
-        new_code_cell("secret_number = 42", metadata=marked("number-answer")),
-        new_markdown_cell("A secret reason.", metadata=marked("reason", grade=True)),
+        marked(SOLUTION, "ring-answer", solution=True),
+        marked(CHECK, "ring-check", grade=True, locked=True, points=1),
+        marked("secret_number = 42", "number-answer", solution=True),
+        new_markdown_cell("A secret reason.", metadata=reason.metadata),
     ]
     cells[1].outputs = [nbformat.v4.new_output("stream", text="secret output\n")]
     return new_notebook(cells=cells)

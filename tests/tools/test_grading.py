@@ -27,7 +27,7 @@ import nbformat
 import pytest
 import sandbox
 from contents import FOLDER
-from exercises import read_answers
+from exercises import marked, read_answers
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 pytestmark = pytest.mark.waits
@@ -38,12 +38,6 @@ ATTACKED = "04_attacked"
 SECRET = "written by the teacher alone"
 POINTS = {"one": 1, "two": 2, "three": 3}
 KEY = 0x0D21  # of System V's queues, semaphores and shared memory
-
-
-def marked(source, name, **metadata):
-    kind = {"grade": False, "locked": False, "solution": False, "task": False}
-    kind = {**kind, "schema_version": 3, "grade_id": name, **metadata}
-    return new_code_cell(source, metadata={"nbgrader": kind})
 
 
 def exercises(points_of=POINTS):
@@ -92,10 +86,6 @@ def copied(cell, source):
     other = copy.deepcopy(cell)
     other.source, other.id = source, f"{cell.id}-copy"
     return other
-
-
-def empty(cells):
-    answer_to("two", cells).source = " \n"
 
 
 def leave(cells):
@@ -167,15 +157,10 @@ def lose_even_checks(cells):
     lose_everything(cells)
 
 
-def lose_everything_and_retype(cells):
-    retype(cells)
-    lose_everything(cells)
-
-
 # What happens to notebooks: (how, the points of two, its remark or those of all)
 DAMAGED = {
     "deleted": (lambda cells: cells.remove(answer_to("two", cells)), 0, "cell missing"),
-    "emptied": (empty, 0, "not answered"),
+    "emptied": (lambda cells: answer_to("two", cells).update(source=" \n"), 0, "not answered"),
     "left open": (leave, 0, "not answered"),
     "written anew": (write_anew("def two():\n    return 2"), 2, "found by place"),
     "another way": (write_anew("globals()['two'] = lambda: 2"), 2, "found by place"),
@@ -191,7 +176,7 @@ DAMAGED = {
     "lost everything": (lose_everything, 2, ["found by place"] * 3),
     "lost even checks": (lose_even_checks, 2, ["found by place"] * 3),
     "lost and retyped": (
-        lose_everything_and_retype,
+        lambda cells: (retype(cells), lose_everything(cells)),
         2,
         ["found by place", "found by place, cell retyped", "found by place"],
     ),
@@ -798,17 +783,22 @@ def test_without_a_sandbox_nothing_runs(tmp_path, monkeypatch, capsys):
     assert "apt-get install bubblewrap" in capsys.readouterr().err
 
 
+def page_of(student, submitted, cells, remarks=()):
+    """Return the page of feedback on cells that get no points."""
+    one = grade.Submission(student, submitted, submitted.with_name(f"{NAME}.ipynb"))
+    one.remarks = list(remarks)
+    one.scores = {name: (0.0, float(points)) for name, points in POINTS.items()}
+    grade.feedback.write(one, cells, grade.FAULTS, submitted.parent)
+    return submitted.with_name(f"{NAME}.html").read_text()
+
+
 def test_a_page_leads_to_each_exercise_and_folds_its_check(tmp_path):
     cells = answered(three="def three(): pass").cells
     *_, heading, answer, check = cells
     heading.source += "\n\nSee [the chapter](../03_small.ipynb) and [d2l](https://d2l.ai)."
     answer.metadata["fault"] = "time"
     check.outputs = [nbformat.v4.new_output("error", ename="Odd", evalue="no", traceback=["line"])]
-    one = grade.Submission("Ada", tmp_path / f"{NAME} (1).ipynb", tmp_path / f"{NAME}.ipynb")
-    one.remarks = [(0, "renamed"), (3, "time")]
-    one.scores = {name: (0.0, float(points)) for name, points in POINTS.items()}
-    grade.feedback.write(one, cells, grade.FAULTS, tmp_path)
-    page = (tmp_path / f"{NAME}.html").read_text()
+    page = page_of("Ada", tmp_path / f"{NAME} (1).ipynb", cells, [(0, "renamed"), (3, "time")])
     links = re.findall(r'href="([^"]+)"', page)
     anchors = {f"#{anchor}" for anchor in re.findall(r'id="([^"]+)"', page)}
     assert {link for link in links if link[0] == "#"} == anchors
@@ -837,11 +827,7 @@ def test_nothing_of_a_submission_acts_in_its_page(tmp_path):
     cells[3].outputs = outputs
     cells[3].source = evil
     cells.append(nbformat.v4.new_raw_cell(evil))
-    source = tmp_path / f"{NAME}.ipynb"
-    one = grade.Submission(evil.replace("/", ""), tmp_path / "<script>.ipynb", source)
-    one.scores = {name: (0.0, float(points)) for name, points in POINTS.items()}
-    grade.feedback.write(one, cells, grade.FAULTS, tmp_path)
-    page = (tmp_path / f"{NAME}.html").read_text()
+    page = page_of(evil.replace("/", ""), tmp_path / "<script>.ipynb", cells)
     assert "<script" not in page
     assert not re.search(r"(src|href)=.https?:", page)
 

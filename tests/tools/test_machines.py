@@ -2,17 +2,12 @@
 
 import ast
 import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import matrix
+import parities
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "machines"))
-
-import matrix  # noqa: E402
-import parities  # noqa: E402
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import contents
 import drawings
@@ -195,22 +195,14 @@ def write_chapter(path, *sources, text="# Title of it\n\nProse with $a^2$."):
     return path
 
 
-@dataclass
-class Done:
-    """What a run returned and printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 def runner(folder, *arguments):
+    """Return what a run returned and printed."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         try:
             code = run.main(["--folder", f"{folder}", "--build", f"{folder}/build", *arguments])
         except SystemExit as stop:
             code = stop.code
-    return Done(code, out.getvalue(), err.getvalue())
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The sdist and the wheel: what is in them, and that they work where nothing else of ours is."""
+"""The sdist and the wheel, which work where nothing else of ours is; and scripts of tools."""
 
 import os
 import re
@@ -35,8 +35,9 @@ def copied(folder):
 
 
 @pytest.fixture
-def clean(tmp_path):
+def clean(tmp_path, monkeypatch):
     """Return a Python with torch and the like from here, but nothing of ours, and its packages."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     venv.create(tmp_path / "clean")
     python = tmp_path / "clean" / ("Scripts" if os.name == "nt" else "bin") / "python"
     (here,) = (path for path in site.getsitepackages() if Path(path, "torch").is_dir())
@@ -46,9 +47,13 @@ def clean(tmp_path):
     return python, packages
 
 
+def pip(python, *arguments):
+    command = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    run(*command, *arguments)
+
+
 def install(python, *what):
-    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    run(*pip, "install", "--no-index", "--no-deps", "--no-build-isolation", *what)
+    pip(python, "install", "--no-index", "--no-deps", "--no-build-isolation", *what)
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +102,6 @@ def test_the_sdist_holds_what_a_wheel_is_built_from_and_no_chapters(built):
 def test_the_wheel_works_in_a_clean_environment(built, clean, tmp_path):
     python, packages = clean
     install(python, built[1])
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    options = {"cwd": tmp_path, "env": environment}
     use = """
 import d2lpar, torch, vgpu
 print(d2lpar.__file__, vgpu.__file__)
@@ -107,7 +110,7 @@ assert new_figure(1, 1)
 x = torch.ones(3, device=d2lpar.virtual_gpus(2)[1])
 assert (x + 1).sum().item() == 6
 """
-    for file in run(python, "-c", use, **options).split():
+    for file in run(python, "-c", use, cwd=tmp_path).split():
         assert Path(file).is_relative_to(packages)
     alone = """
 import sys
@@ -125,13 +128,13 @@ except ImportError as error:
     print("pip install matplotlib" in str(error))
 print(*progress([1], "without tqdm"))
 """
-    assert run(python, "-c", alone, **options) == "True\n1\n"
+    assert run(python, "-c", alone, cwd=tmp_path) == "True\n1\n"
     command = python.with_name("vgpu")
-    said = subprocess.run([command, "doctor"], capture_output=True, text=True, **options).stdout
+    said = subprocess.run([command, "doctor"], capture_output=True, text=True, cwd=tmp_path).stdout
     assert "torch.backends lists vgpu" in said
     if sys.platform == "linux":
         count = "import torch; print(torch.cuda.device_count())"
-        assert run(command, "run", "--gpus", "3", python, "-c", count, **options) == "3\n"
+        assert run(command, "run", "--gpus", "3", python, "-c", count, cwd=tmp_path) == "3\n"
 
 
 @pytest.mark.parametrize("editable", [False, True])
@@ -156,9 +159,17 @@ except ModuleNotFoundError:
     print(point.load().__module__, torch.ones(2).sum().item())
 """
     for gpus in ("", "vgpu:2"):  # unasked, and asked by a command of another Python
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        options = {"cwd": tmp_path, "env": environment | {"VGPU_CUDA": gpus}}
-        assert run(python, "-c", gone, **options) == "vgpu_autoload 2.0\n"
-    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    run(*pip, "uninstall", "--yes", "d2lpar")
+        environment = os.environ | {"VGPU_CUDA": gpus}
+        assert run(python, "-c", gone, cwd=tmp_path, env=environment) == "vgpu_autoload 2.0\n"
+    pip(python, "uninstall", "--yes", "d2lpar")
     assert not list(packages.glob("*d2lpar*")) and not list(packages.glob("*vgpu*"))
+
+
+@pytest.mark.parametrize(
+    "script", ["lab", "book/book", "book/slides", "grading/assignments", "grading/grade"]
+)
+def test_a_script_finds_tools_of_other_folders_by_itself(script, tmp_path):
+    """pytest's `pythonpath` is no help to who calls it by hand, from any folder."""
+    command = [sys.executable, ROOT / "tools" / f"{script}.py", "--help"]
+    said = run(*command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert f"usage: {Path(script).name}.py" in said

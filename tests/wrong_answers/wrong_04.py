@@ -21,11 +21,9 @@ def hidden_part(copies, kernels):
     )
     return both / sum(copy.end - copy.start for copy in copies)
 # of the kernels' time (0): expected 0.5, got 1
-def hidden_part(copies, kernels):
-    both = sum(
-        max(0, min(a.end, b.end) - max(a.start, b.start)) for a in copies for b in kernels
-    )
-    return both / sum(kernel.end - kernel.start for kernel in kernels)
+= the sum over all pairs
+- copy.end - copy.start for copy in copies
++ kernel.end - kernel.start for kernel in kernels
 # no copies (2): ZeroDivisionError
 - if copying else 1.0
 # how many copies meet a kernel (1): expected 0.5, got 1
@@ -67,15 +65,13 @@ collect = racy
 - if i >= 2:
 + if i > 2:
 # one item at a time (2): Is the device at work while the host reads
+= all at the end
 -         y =
 +         if i:
 +             read()
 +         y =
-- if i >= 2:
-+ if False:
 # the product behind the read (3): Launch the next product before you wait
-- if i >= 2:
-+ if False:
+= all at the end
 -         y =
 +         if i >= 2: read()
 +         y =

@@ -134,17 +134,14 @@ all_cards = two_levels
 def all_cards(data, g):
     ring_allreduce(data)
 # everything inside first (3): Does every device need the whole sum of its machine
-def all_cards(data, g):
-    machines = [data[i : i + g] for i in range(0, len(data), g)]
-    for machine in machines:
-        ring_allreduce(machine)
-    for j in range(g):
-        ring_allreduce([machine[j].tensor_split(g)[j] for machine in machines])
-    for machine in machines:
-        for i in range(g):
-            for j in range(g):
-                if i != j:
-                    machine[i].tensor_split(g)[j].copy_(machine[j].tensor_split(g)[j])
+= every device its whole tensor
+- [machine[j] for machine in machines])
++ [machine[j].tensor_split(g)[j] for machine in machines])
++     for machine in machines:
++         for i in range(g):
++             for j in range(g):
++                 if i != j:
++                     machine[i].tensor_split(g)[j].copy_(machine[j].tensor_split(g)[j])
 # every device its whole tensor (2): Sum inside the machines first
 def all_cards(data, g):
     machines = [data[i : i + g] for i in range(0, len(data), g)]

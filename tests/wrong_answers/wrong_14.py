@@ -23,27 +23,19 @@ keeps = {"arrow": ["upside down"], "fruit": "mirror", "spots": []}
 + "arrows": [
 +         "mirror",
 # colours and borders forgotten (1): ripe becomes green
--     ],
 - }
-+     ],
 + }
 + keeps |= {"fruit": [*changes], "spots": [*changes]}
 # upside down is never allowed (0): Another change keeps the label of every image
--     ],
 - }
-+     ],
 + }
 + keeps = {task: [n for n in v if n != "upside down"] for task, v in keeps.items()}
 # a name that is not there (2): choose among mirror
--     ],
 - }
-+     ],
 + }
 + keeps["spots"] = ["rotation"]
 # one task (1): keeps['fruit'] should be a list of names
--     ],
 - }
-+     ],
 + }
 + keeps = {"arrows": keeps["arrows"]}
 
@@ -106,10 +98,9 @@ def set_seeds(seed, devices):
     for i, device in enumerate(devices):
         accel.default_generators[device.index].manual_seed(seed + i)
 # seed times number of the device (2): different draws: 8 seeds, 4 devices
-def set_seeds(seed, devices):
-    torch.manual_seed(seed)
-    for i, device in enumerate(devices):
-        accel.default_generators[device.index].manual_seed(seed * i)
+= seed plus number of the device
+- seed + i
++ seed * i
 # the devices only (2): Seed the CPU with `seed` itself
 def set_seeds(seed, devices):
     for i, device in enumerate(devices):
@@ -174,11 +165,8 @@ def epoch_ms(load_ms, step_ms, w, ahead):
         ends.append(max(prepared[i], ends[i - 1] if i else 0) + step_ms)
     return ends[-1]
 # in the order in which they are ready (2): waits for those before it
-def epoch_ms(load_ms, step_ms, w, ahead):
-    prepared, end = [], 0
-    for i, load in enumerate(load_ms):
-        prepared.append((prepared[i - w] if i >= w else 0) + load)
-    for ready in sorted(prepared):
-        end = max(ready, end) + step_ms
-    return end
+= workers never wait
+-         end = max(prepared[i], end) + step_ms
++     for ready in sorted(prepared):
++         end = max(ready, end) + step_ms
 """

@@ -91,7 +91,7 @@ def register():
         patch_data_parallel(
             comm,
             on_virtual_gpu,
-            _side_stream,
+            functools.cache(torch_vgpu.Stream),
             registry.device_type,
             lambda modules: scheduler.clock.copy_modules(modules),
             lambda threads: scheduler.clock.shared_by(threads),
@@ -120,11 +120,6 @@ def note_forks():
 
 
 _registered = _notes_forks = False
-
-
-@functools.cache
-def _side_stream(device):
-    return torch_vgpu.Stream(device)
 
 
 def _new_process_group(options, backend_options):

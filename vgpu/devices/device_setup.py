@@ -86,7 +86,10 @@ def virtual_gpus(
     if model is None and host is not None:
         raise ValueError(f"host={host!r} requires model=: without it the host takes its own time")
     if threads is None:
-        threads = _threads_from_environment()
+        text = os.environ.get("VGPU_THREADS") or "1"
+        if not text.isdecimal() or int(text) < 1:
+            raise ValueError(f"VGPU_THREADS must be a positive whole number: got {text!r}")
+        threads = int(text)
     given = {"threads": threads, "memory": memory, "link": link, "peer_link": peer_link}
     given |= {"model": model, "values": values, "host": host}
     given = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
@@ -198,13 +201,6 @@ def settings_of_ranks(nproc):
             f"{lists[0]} must have a value for each of {nproc} ranks: got {n} in virtual_gpus"
         )
     return {"n": nproc, **settings}
-
-
-def _threads_from_environment():
-    text = os.environ.get("VGPU_THREADS") or "1"
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"VGPU_THREADS must be a positive whole number: got {text!r}")
-    return int(text)
 
 
 def _one_per_device(n, name, value):

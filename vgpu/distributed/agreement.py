@@ -71,17 +71,11 @@ def bandwidth_and_latency(link):
 
 @dataclass
 class Agreement:
-    """The start and the link of an exchange, equal on all ranks.
+    """The start and the link of an exchange, equal on all ranks."""
 
-    Attributes:
-        start: `perf_counter` seconds at which the last rank was ready.
-        bandwidth: the lowest among the ranks' links, bytes/s; infinite if none has a limit.
-        latency: the highest among the ranks' links, seconds.
-    """
-
-    start: float
-    bandwidth: float
-    latency: float
+    start: float  # `perf_counter` seconds at which the last rank was ready
+    bandwidth: float  # the lowest among the ranks' links, bytes/s; infinite if none has a limit
+    latency: float  # the highest among the ranks' links, seconds
 
     @classmethod
     def of(cls, table, ready):
@@ -152,7 +146,9 @@ class GlooConnections:
             if not ((table[:, 0] != table[0, 0]).any() or table[:, 5].any()):
                 return Agreement.of(table, ready)
             text = call if failure is None else f"{call}, but cannot: {failure}"
-            texts = map(_as_text, exchange(_as_bytes(text)))
+            data = bytearray(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES))
+            found = exchange(torch.frombuffer(data, dtype=torch.uint8))
+            texts = [bytes(each.numpy()).decode(errors="replace").rstrip() for each in found]
         except RuntimeError as error:  # a gloo error
             raise self._failed(call, error) from None
         raise dist.DistBackendError(disagreement_text(dict(zip(ranks, texts, strict=True))))
@@ -203,12 +199,3 @@ class GlooConnections:
         if silent:
             lines.insert(0, f"{self._names(silent)} did not join")
         return lines, silent
-
-
-def _as_bytes(text):
-    data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _as_text(data):
-    return bytes(data.numpy()).decode(errors="replace").rstrip()

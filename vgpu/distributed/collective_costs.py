@@ -13,19 +13,12 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class CollectiveCost:
-    """What a collective costs one rank.
+    """What a collective costs one rank."""
 
-    Attributes:
-        steps: consecutive messages, each of which pays the latency of the link.
-        num_bytes: the bytes that the rank sends or, if it sends none, receives.
-        between: number of steps from one machine to another.
-        leaving: bytes to other machines, sent by all ranks at the same time.
-    """
-
-    steps: int
-    num_bytes: int
-    between: int = 0
-    leaving: int = 0
+    steps: int  # consecutive messages, each of which pays the latency of the link
+    num_bytes: int  # that the rank sends or, if it sends none, receives
+    between: int = 0  # number of steps from one machine to another
+    leaving: int = 0  # bytes to other machines, sent by all ranks at the same time
 
     def seconds(self, route):
         """Return the duration on a `Route` in seconds; 0 without steps."""

@@ -7,23 +7,14 @@ from vgpu.distributed.agreement import NO_LINK, bandwidth_and_latency
 
 
 class Route(NamedTuple):
-    """Bandwidth and latency of a collective's messages.
+    """Bandwidth and latency of a collective's messages."""
 
-    Attributes:
-        bandwidth: bytes/s of each rank at the bottleneck.
-        latency: seconds per step inside a machine.
-        startup: seconds before the first step.
-        machines: number of machines.
-        between: seconds per step from one machine to another.
-        part: bytes/s of each rank to other machines while all ranks send.
-    """
-
-    bandwidth: float
-    latency: float
-    startup: float = 0.0
-    machines: int = 1
-    between: float = 0.0
-    part: float = NO_LINK
+    bandwidth: float  # bytes/s of each rank at the bottleneck
+    latency: float  # seconds per step inside a machine
+    startup: float = 0.0  # seconds before the first step
+    machines: int = 1  # number of machines
+    between: float = 0.0  # seconds per step from one machine to another
+    part: float = NO_LINK  # bytes/s of each rank to other machines while all ranks send
 
 
 def link_in_machine(op):

@@ -75,19 +75,14 @@ class Post(NamedTuple):
 
 
 class Meeting:
-    """A collective that some of its ranks have posted.
+    """A collective that some of its ranks have posted."""
 
-    Attributes:
-        posts: rank -> its `Post`.
-        here: ranks that wait for the others' values, or need none.
-        since: `time.monotonic()` of the last addition to `here`.
-        failure: the reason why the ranks cannot meet, or None.
-    """
-
-    failure = None
+    failure = None  # the reason why the ranks cannot meet
 
     def __init__(self, members):
-        self.members, self.posts, self.here, self.since = members, {}, set(), 0.0
+        self.members, self.posts = members, {}  # rank -> its `Post`
+        self.here = set()  # ranks that wait for the others' values, or need none
+        self.since = 0.0  # `time.monotonic()` of the last addition to `here`
 
     def missing(self):
         return [rank for rank in self.members if rank not in self.posts]
@@ -97,19 +92,14 @@ class Meeting:
 
 
 class RankState:
-    """The keeper's state of a rank.
-
-    Attributes:
-        bound: seconds before which the rank does nothing, unless a meeting wakes it.
-        asks, since: time to which it asks for permission to advance, and `time.monotonic()` of that
-            request; None while it runs.
-        sent: number of messages about meetings sent to it.
-    """
+    """The keeper's state of a rank."""
 
     def __init__(self, connection):
         self.connection = connection
-        self.bound, self.asks, self.since = 0.0, None, 0.0
-        self.sent, self.ended = 0, False
+        self.bound = 0.0  # seconds before which it does nothing, unless a meeting wakes it
+        self.asks = None  # time to which it asks for permission to advance; None while it runs
+        self.since = 0.0  # `time.monotonic()` of that request
+        self.sent, self.ended = 0, False  # number of messages about meetings sent to it
 
 
 class Keeper:

@@ -18,28 +18,21 @@ from vgpu.tensors.cells import ONLY_WRITTEN, cells_in
 
 
 class Kernel(NamedTuple):
-    """The work of an operator on a device.
+    """The work of an operator on a device."""
 
-    Attributes:
-        name: the operator without overload, such as "aten.mm".
-        products: its `Product`s; a convolution counts as a matrix product. None for an operator
-            with possible products that the model does not know.
-        num_bytes: bytes that it reads and writes.
-        dtype: the dtype of its first tensor.
-        channels_first: whether it is a convolution of tensors in the layout (N, C, H, W), which
-            tensor cores do not support.
-        blocks: (number of rows or channels, elements of each, number of passes) of a kernel with
-            one block of threads for each row or channel; or None.
-        strided: number of elements of an elementwise operation whose tensors have different
-            layouts, or are broadcast; 0 for others.
-    """
-
-    name: str
+    name: str  # the operator without overload, such as "aten.mm"
+    # its `Product`s; a convolution counts as a matrix product. None for an operator with possible
+    # products that the model does not know
     products: tuple | None
-    num_bytes: int
-    dtype: torch.dtype
+    num_bytes: int  # that it reads and writes
+    dtype: torch.dtype  # of its first tensor
+    # whether it is a convolution of (N, C, H, W), a layout that tensor cores do not support
     channels_first: bool = False
+    # (number of rows or channels, elements of each, number of passes) of a kernel with one block of
+    # threads for each row or channel; or None
     blocks: tuple | None = None
+    # number of elements of an elementwise operation whose tensors have different layouts, or are
+    # broadcast; 0 for others
     strided: int = 0
 
 

@@ -43,23 +43,16 @@ TRANSFORM_EFFICIENCY = 0.5  # fraction of the bandwidth in Winograd's transforms
 
 
 class Overheads(NamedTuple):
-    """Time of kernels besides their products and bytes, in seconds; 0 if not measured.
+    """Time of kernels besides their products and bytes, in seconds; 0 if not measured."""
 
-    Attributes:
-        convolution: minimum of each product of a convolution: cuDNN converts layouts, computes, and
-            sums parts.
-        row: start and end of a row of a normalization on a multiprocessor.
-        element: an element of a row, in a block of threads.
-        strided: an element of an operation whose tensors have different layouts, or are broadcast,
-            on a multiprocessor, which computes its address.
-        product: start and end of a product, besides its tiles.
-    """
-
+    # minimum of each product of a convolution: cuDNN converts layouts, computes, and sums parts
     convolution: float = LEAST_SECONDS
-    row: float = 0.0
-    element: float = 0.0
+    row: float = 0.0  # start and end of a row of a normalization on a multiprocessor
+    element: float = 0.0  # an element of a row, in a block of threads
+    # an element of an operation whose tensors have different layouts, or are broadcast, on a
+    # multiprocessor, which computes its address
     strided: float = 0.0
-    product: float = 0.0
+    product: float = 0.0  # start and end of a product, besides its tiles
 
 
 @dataclass(frozen=True)

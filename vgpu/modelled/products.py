@@ -8,31 +8,25 @@ from vgpu.tensors.cells import cells_in
 
 
 class Product(NamedTuple):
-    """Matrix products: `batch` times (m, k) by (k, n).
-
-    Attributes:
-        direct: computed one by one, without tiles, as in a depthwise convolution.
-        exponentials: for each of the m x n scores of fused attention, which stay on the processor.
-        together: number of narrow groups of a convolution in one product, padded by zeros, which
-            are not counted as FLOPs.
-        aligned: whether rows can be read 16 bytes at a time; ignored outside tensor cores.
-        whole: whether sums are not split, as in cuDNN's convolutions and gradients of images;
-            cuBLAS and gradients of weights split long sums. Ignored on tensor cores, as the next.
-        reached: fraction of cuBLAS's rate that the kernel reaches.
-        alternatives: cuDNN's other algorithms, a tuple of `Alternative`s.
-    """
+    """Matrix products: `batch` times (m, k) by (k, n)."""
 
     batch: int
     m: int
     n: int
     k: int
-    direct: bool = False
+    direct: bool = False  # computed one by one, without tiles, as in a depthwise convolution
+    # for each of the m x n scores of fused attention, which stay on the processor
     exponentials: float = 0.0
+    # narrow groups of a convolution in one product, padded by zeros, which are no FLOPs
     together: int = 1
-    aligned: bool = True
+    aligned: bool = (
+        True  # whether rows can be read 16 bytes at a time; ignored outside tensor cores
+    )
+    # whether sums are not split, as in cuDNN's convolutions and gradients of images; cuBLAS and
+    # gradients of weights split long sums. Ignored on tensor cores, as the next.
     whole: bool = False
-    reached: float = 1.0
-    alternatives: tuple = ()
+    reached: float = 1.0  # fraction of cuBLAS's rate that the kernel reaches
+    alternatives: tuple = ()  # cuDNN's other algorithms, `Alternative`s
 
     @property
     def flops(self):

@@ -194,18 +194,15 @@ class Call:
             key.append(value)
             return CPU
         elif isinstance(value, torch.Tensor):
-            return self._parse_cpu_tensor(value)
+            if value.device.type != "cpu" or value.dim() and self.operator.cpu_arguments != "keep":
+                raise two_devices_error(self.device.torch_device, value.device)
+            key.append((value.dtype, tuple(value.shape), "cpu"))
+            return value.clone()
         elif isinstance(value, CPUGenerator):
             key.append("generator")
         else:
             key.append(value)
         return value
-
-    def _parse_cpu_tensor(self, value):
-        if value.device.type != "cpu" or (value.dim() and self.operator.cpu_arguments != "keep"):
-            raise two_devices_error(self.device.torch_device, value.device)
-        self.key.append((value.dtype, tuple(value.shape), "cpu"))
-        return value.clone()
 
     def issue(self):
         """Queue the operator and return its results.

@@ -23,23 +23,14 @@ _MULTIPROCESSORS = {
 
 @dataclass(frozen=True)
 class GPUIdentity:
-    """What the driver reports for a real GPU.
+    """What the driver reports for a real GPU."""
 
-    Args:
-        name: the result of `torch.cuda.get_device_name`.
-        capability: the compute capability, such as (7, 0).
-        l2_cache: bytes.
-        clock: maximum clock rate of the multiprocessors, Hz.
-        memory_clock: clock rate of the memory, with two transfers per cycle, Hz.
-        bus_width: width of the memory bus, bits.
-    """
-
-    name: str
-    capability: tuple
-    l2_cache: int
-    clock: float
-    memory_clock: float
-    bus_width: int
+    name: str  # the result of `torch.cuda.get_device_name`
+    capability: tuple  # the compute capability, such as (7, 0)
+    l2_cache: int  # bytes
+    clock: float  # maximum clock rate of the multiprocessors, Hz
+    memory_clock: float  # clock rate of the memory, with two transfers per cycle, Hz
+    bus_width: int  # width of the memory bus, bits
 
 
 V100 = GPUIdentity("Tesla V100-SXM2-16GB", (7, 0), 6 * MIB, 1530e6, 877e6, 4096)

@@ -10,17 +10,11 @@ from vgpu.runtime.interrupts import one_step
 
 
 class _Thread(threading.local):
-    """Current device and streams of a thread.
+    """Current device and streams of a thread."""
 
-    Attributes:
-        device: index of the current device.
-        current: a `CurrentStreams`, or None while only default streams have been current.
-        entered: the device and the stream (or None) before each active `with` block of one.
-    """
-
-    device = 0
-    current = None
-    entered = ()
+    device = 0  # index of the current device
+    current = None  # a `CurrentStreams`, or None while only default streams have been current
+    entered = ()  # the device and the stream (or None) before each active `with` block of one
 
 
 thread = _Thread()

@@ -48,7 +48,9 @@ class CachingAllocator:
             found, segment, offset = free[index]
             self._forget(small, found, segment, offset)
         else:
-            found = self._segment_for(size)
+            found = -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
+            if size < LARGE:
+                found = SMALL_SEGMENT if small else LARGE_SEGMENT
             if self.reserved + found > self._limit:
                 self.empty_cache()
             segment, offset = next(self._numbers), 0
@@ -92,14 +94,6 @@ class CachingAllocator:
 
     def reset_peak(self):
         self.peak = self.reserved
-
-    @staticmethod
-    def _segment_for(size):
-        if size <= SMALL:
-            return SMALL_SEGMENT
-        if size < LARGE:
-            return LARGE_SEGMENT
-        return -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
 
     def _add(self, small, size, segment, offset):
         insort(self._free[small], (size, segment, offset))

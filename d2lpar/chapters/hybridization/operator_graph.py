@@ -86,8 +86,10 @@ class OperatorGraph(TorchDispatchMode):
         written = {_memory(tensor) for tensor in changed}  # `out=` may have reallocated it
         made = {_memory(tensor) for tensor in outputs}
         is_view = bool(made) and made <= read and not written
-        if (inputs or outputs) and not (is_view or _is_no_work(func)):
-            if _reads_only_shapes(func):
+        name = _base_name(func)
+        no_work = "empty" in name or name in _NO_WORK or torch.Tag.inplace_view in func.tags
+        if (inputs or outputs) and not (is_view or no_work):
+            if name.endswith("_like") or name.startswith("new_"):  # reads only shapes
                 read = set()
             devices = [tensor.device for tensor in (*outputs, *inputs)]
             with self._lock:
@@ -218,17 +220,6 @@ def _changed(func, args, kwargs):
 
 def _base_name(func):
     return schema_of(func).name.split("::")[1]
-
-
-def _is_no_work(func):
-    """Return whether an operator only allocates, queries, or changes a tensor's layout."""
-    name = _base_name(func)
-    return "empty" in name or name in _NO_WORK or torch.Tag.inplace_view in func.tags
-
-
-def _reads_only_shapes(func):
-    name = _base_name(func)
-    return name.endswith("_like") or name.startswith("new_")
 
 
 def _name(func, devices):
