@@ -1,5 +1,7 @@
 """Stop cells of a real Jupyter kernel, as the stop button does, and run one more cell each time.
 
+    PYTHONPATH=tests/helpers python -c "from stops import stop_often; stop_often(100)"
+
 Each cell is stopped 20 to 400 ms after it began. It must end with KeyboardInterrupt, and the next
 cell must give the right result and find the right number of bytes in use.
 """

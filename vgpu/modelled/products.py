@@ -19,9 +19,8 @@ class Product(NamedTuple):
     exponentials: float = 0.0
     # narrow groups of a convolution in one product, padded by zeros, which are no FLOPs
     together: int = 1
-    aligned: bool = (
-        True  # whether rows can be read 16 bytes at a time; ignored outside tensor cores
-    )
+    # whether rows can be read 16 bytes at a time; ignored outside tensor cores
+    aligned: bool = True
     # whether sums are not split, as in cuDNN's convolutions and gradients of images; cuBLAS and
     # gradients of weights split long sums. Ignored on tensor cores, as the next.
     whole: bool = False
