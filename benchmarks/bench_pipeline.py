@@ -1,8 +1,10 @@
 """(l) A pipeline of two virtual GPUs with 8 micro-batches against one that takes the batch whole.
 
-By the formula two stages with m micro-batches are 2 m / (m + 1) times as fast as one. The speed-up
-is at least 0.9 of that, for both schedules, where two plain threads have two cores, else that part
-of it: the median of rounds, in each of which all take turns.
+With m micro-batches two equal stages are 2 m / (m + 1) times as fast as one. These are not quite
+equal: the first layer's input needs no gradient, so the first stage has a product less. By the
+schedule the speed-up is 1.72 instead of 1.78. At least 0.9 of it is reached, for both schedules,
+where two plain threads have two cores, else that part of it: the median of rounds, in each of which
+all take turns.
 """
 
 import sys
@@ -29,13 +31,11 @@ def main():
     one = pipelines.split_into_stages(net, [], devices[:1])
     two = pipelines.split_into_stages(net, [4], devices)
     step = pipelines.pipeline_step
-    runs = {
-        "one": partial(step, one, X, y_one, F.cross_entropy, pipelines.gpipe(1, 1)),
-        "GPipe": partial(step, two, X, y_two, F.cross_entropy, pipelines.gpipe(2, m)),
-        "1F1B": partial(
-            step, two, X, y_two, F.cross_entropy, pipelines.one_forward_one_backward(2, m)
-        ),
-    }
+    schedules = {"GPipe": pipelines.gpipe(2, m)}
+    schedules["1F1B"] = pipelines.one_forward_one_backward(2, m)
+    runs = {"one": partial(step, one, X, y_one, F.cross_entropy, pipelines.gpipe(1, 1))}
+    for name, schedule in schedules.items():
+        runs[name] = partial(step, two, X, y_two, F.cross_entropy, schedule)
     for work in runs.values():
         seconds(work)  # to warm up
     times = {name: [] for name in [*runs, "cores"]}
@@ -44,12 +44,15 @@ def main():
             times[name].append(seconds(work))
         times["cores"].append(cores_of_two_threads())
     print(f"    two plain threads have {median(times['cores']):.2f} cores")
-    formula, kept = 2 * m / (m + 1), []
-    for name in ("GPipe", "1F1B"):
+    kept = []
+    for name, schedule in schedules.items():
+        # matrix products of a layer: one forward, two backward
+        marks = pipelines.predict_schedule(schedule, forward=[4, 4], backward=[7, 8])
+        predicted = m * (4 + 4 + 7 + 8) / max(mark.end for stage in marks for mark in stage)
         rounds = zip(times["one"], times[name], times["cores"], strict=True)
-        share = median(one / two * 2 / cores for one, two, cores in rounds) / formula
+        share = median(one / two * 2 / cores for one, two, cores in rounds) / predicted
         kept.append(
-            ratio_row(f"(l) {name} on two / one, of the formula's {formula:.3f}", share, 0.9)
+            ratio_row(f"(l) {name} on two / one, of the predicted {predicted:.3f}", share, 0.9)
         )
     return int(not all(kept))
 

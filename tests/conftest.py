@@ -11,15 +11,29 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
+from jupyter_client import KernelManager
 from nbformat.v4 import new_code_cell
 from nbval.plugin import IPyNbCell, IPyNbFile
 from xdist.scheduler import LoadScopeScheduling
 
 gc.disable()  # until all tests are collected: what they import and make is no garbage
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that wait for work leave their core to others
+
+
+_sockets, _numbers, _init = tempfile.mkdtemp(), count(), KernelManager.__init__
+
+
+def _with_sockets(self, *args, **kwargs):
+    """Make a manager of a kernel with sockets of its own: others could take its ports."""
+    _init(self, *args, **{"transport": "ipc", "ip": f"{_sockets}/{next(_numbers)}"} | kwargs)
+
+
+if os.name == "posix":
+    KernelManager.__init__ = _with_sockets
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +111,7 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     _stacks.pop().close()
+    shutil.rmtree(_sockets)
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.pop(STACKS))
 
