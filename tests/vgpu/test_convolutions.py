@@ -167,8 +167,7 @@ def of_gradient(gpu, x, weight, stride, of_weight):
 
 
 def test_each_of_both_gradients_takes_cudnns_least_time():
-    sizes = (1, 8, 4, 4), (8, 8, 2, 2)
-    one, both = (of_gradient("v100", *sizes, 1, of_weight) for of_weight in (True, None))
+    one, both = (of_gradient("v100", (1, 8, 4, 4), (8, 8, 2, 2), 1, each) for each in (True, None))
     assert both == pytest.approx(2 * one, rel=1e-6)
 
 

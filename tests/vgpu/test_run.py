@@ -725,13 +725,16 @@ def test_ranks_that_share_a_gpu_raise_as_with_nccl_but_not_with_gloo(tmp_path):
     program = written(
         tmp_path,
         """
-        import torch, torch.distributed as dist
+        import os, torch, torch.distributed as dist
         dist.init_process_group("gloo")
         x = torch.ones(2, device="cuda")
         dist.all_reduce(x)
         assert x.tolist() == [2, 2]
         group = dist.new_group(backend="nccl")
         dist.barrier(group)
+        os.environ["GROUP_RANK"] = os.environ["RANK"]  # of nodes, each with GPUs of its own
+        dist.all_reduce(x, group=dist.new_group(backend="nccl"))
+        os.environ["GROUP_RANK"] = "0"
         print("so far", flush=True)
         dist.all_reduce(x.to(f"cuda:{dist.get_rank()}"), group=group)
         dist.all_reduce(x, group=dist.new_group(backend="nccl"))
