@@ -174,8 +174,6 @@ def devices_of_rank():
     total = torch.ones(2, device="vgpu")
     dist.all_reduce(total)
     memory = torch.vgpu.mem_get_info()[1]
-    with pytest.raises(dist.DistBackendError, match="not on device passed to init_process_group"):
-        dist.all_reduce(torch.ones(2, device=f"vgpu:{1 - min(own.index, 1)}"))
     return own.index, torch.vgpu.device_count(), own.peer_link, memory, total.cpu().tolist()
 
 
