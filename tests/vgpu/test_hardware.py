@@ -121,9 +121,9 @@ def test_machines_are_found_by_name_by_gpu_and_as_they_are():
 
 
 def test_devices_have_the_memory_and_the_links_of_what_they_model():
-    virtual_gpus(3, model=["v100", "t4", "a100"])
+    virtual_gpus(3, model=["a100", "t4", "v100"])
     found = registry.devices[:3]
-    models = [GPUS[name] for name in ("v100", "t4", "a100")]
+    models = [GPUS[name] for name in ("a100", "t4", "v100")]
     assert [device.memory.limit for device in found] == [each.memory for each in models]
     assert [device.link for device in found] == [each.link for each in models]
     expected = [each.peer_link or each.link for each in models]

@@ -882,6 +882,9 @@ def test_what_has_failed_fails_the_collectives_of_equal_ranks():
         for read in (torch.vgpu.synchronize, x.cpu):
             with pytest.raises(torch.AcceleratorError, match="index 9 is out of bounds"):
                 read()
+    with pytest.raises(KeyError), equal_ranks(2):
+        raise KeyError
+    assert not dist.is_initialized()
 
 
 def equals(k, **figures):
@@ -962,13 +965,6 @@ def test_a_dropped_module_is_freed_and_the_next_group_may_be_larger():
         del ddp
         gc.collect()
         assert torch.vgpu.memory_allocated(device) == 0
-
-
-def test_a_block_of_equal_ranks_that_fails_leaves_no_group():
-    _, block = equals(2)
-    with pytest.raises(KeyError), block:
-        raise KeyError
-    assert not dist.is_initialized()
 
 
 @pytest.mark.parametrize("k", [0, -1, 1.5, True])

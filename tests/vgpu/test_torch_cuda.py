@@ -79,6 +79,8 @@ PROGRAMS = {
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
     assert torch.get_device_module("cuda") is torch.cuda
     torch.cuda.set_device("cuda:1")
+    torch.cuda.manual_seed(4)  # of this GPU
+    assert torch.cuda.is_initialized() and torch.cuda.default_generators[1].initial_seed() == 4
     x = torch.ones(2)
     for y in (
         x.cuda(), x.to("cuda"), x.to(1), x.to(device="cuda", dtype=torch.float64),
@@ -268,6 +270,7 @@ PROGRAMS = {
     nested = torch.cuda.memory_stats_as_nested_dict(1)
     assert nested["allocated_bytes"]["all"]["current"] == 1024 == torch.cuda.device_memory_used(1)
     assert "cuda:0" in torch.cuda.memory_summary()
+    assert f"allocated_bytes.all.current {1024:>24,}" in torch.cuda.memory_summary(1)
     free, total = torch.cuda.mem_get_info()
     assert total == torch.cuda.get_device_properties(0).total_memory >= free
     """,
