@@ -118,7 +118,7 @@ def test_overlapped_copies_hide_behind_kernels_but_for_one(n, copy, compute, dir
 
 
 def test_a_backward_pass_issues_to_devices_at_the_same_time():
-    """As autograd's threads do: each takes 1 s for each op that it issues."""
+    """As autograd's threads do: each takes 1 s for an op that it issues, behind its inputs."""
     devices = fixed_gpus(2, launch=1.0)
     xs = [torch.ones(3, device=device, requires_grad=True) for device in devices]
     ys = [x.exp().exp().exp() for x in xs]
@@ -132,6 +132,10 @@ def test_a_backward_pass_issues_to_devices_at_the_same_time():
     assert counts[devices[0]] == counts[devices[1]] >= 3
     assert ends == [started + counts[devices[0]]] * 2
     assert clock() == started + counts[devices[0]]
+    with recorded() as spans:
+        xs[1].exp().to(devices[0]).exp().exp().exp().sum().backward()
+    issued = [op.issued for op in spans if op.name == "aten.mul"]
+    assert issued == sorted(issued) and len(issued) == 4
 
 
 def test_a_value_read_in_the_backward_of_a_gpu_holds_no_other_one_up():
