@@ -968,13 +968,10 @@ def test_a_dropped_module_is_freed_and_the_next_group_may_be_larger():
 
 
 @pytest.mark.parametrize("k", [0, -1, 1.5, True])
-def test_the_number_of_equal_ranks_is_checked(k):
+def test_the_number_of_equal_ranks_and_their_clock_are_checked(k):
     _, block = equals(k)
     with pytest.raises(ValueError, match=f"got {k}"), block:
         pass
-
-
-def test_equal_ranks_need_a_modelled_gpu():
     virtual_gpus(1)
     with pytest.raises(RuntimeError, match="model=..."), equal_ranks(2):
         pass
