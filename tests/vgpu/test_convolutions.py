@@ -155,15 +155,20 @@ def test_both_gradients_of_3x3_are_computed_with_fewer_products():
 
 
 def of_gradient(gpu, x, weight, stride, of_weight):
-    """Return the seconds of the gradient of the images, or of the weights, of a convolution."""
+    """Return the seconds of the gradient of images or of weights, for None of both."""
     virtual_gpus(1, model=gpu, values=False, host=0.0)
     sides = [(side - kernel) // stride + 1 for side, kernel in zip(x[2:], weight[2:], strict=True)]
     y, x, weight = (
         torch.empty(*size, device="vgpu") for size in ((x[0], weight[0], *sides), x, weight)
     )
-    mask = [not of_weight, of_weight, False]
+    mask = [not of_weight, of_weight is not False, False]
     rest = [None, [stride] * 2, [0, 0], [1, 1], False, [0, 0], 1, mask]
     return seconds_of(lambda: torch.ops.aten.convolution_backward(y, x, weight, *rest))
+
+
+def test_each_of_both_gradients_takes_cudnns_least_time():
+    one, both = (of_gradient("v100", (1, 8, 4, 4), (8, 8, 2, 2), 1, each) for each in (True, None))
+    assert both == pytest.approx(2 * one, rel=1e-6)
 
 
 def test_sums_of_a_convolution_stay_whole_where_products_are_cut_into_parts():

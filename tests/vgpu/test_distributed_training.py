@@ -333,7 +333,6 @@ def test_functional_collectives_wait_when_they_are_used():
     rank, device, group = set_up(peer_link=Link(1e9, latency=0.01))
     k, values = 2, [whole_numbers(4, 6, seed=seed) for seed in range(2)]
     x, total = values[rank].to(device), sum(values)
-    parts = [value.chunk(k) for value in values]
     strided = x.t().contiguous() if torch.__version__ < "2.12" else x.t()  # 2.11 takes none
     for result, expected in (
         (functional.all_reduce(x, "sum", group), total),
@@ -348,18 +347,21 @@ def test_functional_collectives_wait_when_they_are_used():
         (functional.reduce_scatter_tensor(x, "sum", 1, group), total.chunk(k, 1)[rank]),
         (functional.broadcast(x, 1, group), values[1]),
         (
-            functional.all_to_all_single(x, None, None, group),
-            torch.cat([each[rank] for each in parts]),
+            functional.all_to_all_single(strided, None, None, group),
+            torch.cat([value.t().chunk(k)[rank] for value in values]),
         ),
         (
             functional.all_to_all_single(x, [1, 1] if rank else [3, 3], [3, 1], group),
             torch.cat([value[3:] if rank else value[:3] for value in values]),
         ),
         (functional.all_reduce_coalesced([x, x + 1], "sum", group)[1], total + k),
-        (functional.all_gather_into_tensor_coalesced([x, -x], group)[1], -torch.cat(values)),
         (
-            functional.reduce_scatter_tensor_coalesced([x, -x], "sum", [0, 0], group)[1],
-            -total.chunk(k)[rank],
+            functional.all_gather_into_tensor_coalesced([x, strided], group)[1],
+            torch.cat([value.t() for value in values]),
+        ),
+        (
+            functional.reduce_scatter_tensor_coalesced([x, strided], "sum", [0, 0], group)[1],
+            total.t().chunk(k)[rank],
         ),
     ):
         assert result.device == device
@@ -369,6 +371,10 @@ def test_functional_collectives_wait_when_they_are_used():
     assert_equal(x.cpu(), total)
     with pytest.raises(ValueError, match="unknown reduce op: 'mean'"):
         functional.all_reduce(x, "mean", group)
+    before = torch.vgpu.memory_allocated()
+    with held_collectives():
+        functional.wait_tensor(functional.all_reduce(x, "sum", group))
+        assert torch.vgpu.memory_allocated() == before, "later work is behind the collective"
 
 
 @in_ranks(2)

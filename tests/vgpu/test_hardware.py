@@ -121,9 +121,9 @@ def test_machines_are_found_by_name_by_gpu_and_as_they_are():
 
 
 def test_devices_have_the_memory_and_the_links_of_what_they_model():
-    virtual_gpus(3, model=["v100", "t4", "a100"])
+    virtual_gpus(3, model=["a100", "t4", "v100"])
     found = registry.devices[:3]
-    models = [GPUS[name] for name in ("v100", "t4", "a100")]
+    models = [GPUS[name] for name in ("a100", "t4", "v100")]
     assert [device.memory.limit for device in found] == [each.memory for each in models]
     assert [device.link for device in found] == [each.link for each in models]
     expected = [each.peer_link or each.link for each in models]
@@ -257,7 +257,7 @@ def test_tf32_is_used_where_torch_allows_it(flags):
     assert ours.unit(torch.float32) == "float32"  # torch's defaults
     assert ours.unit(torch.float32, name) == "tf32"
     assert ours.unit(torch.float32, "aten.convolution_backward") == "tf32"
-    assert GPUS["v100"].unit(torch.float32, name) == "float32"
+    assert {GPUS[gpu].unit(torch.float32, name) for gpu in ("v100", "rtx4090")} == {"float32"}
     with torch.backends.cudnn.flags(allow_tf32=False):
         flags.allow_tf32 = True
         assert ours.unit(torch.float32) == "tf32"
@@ -340,6 +340,7 @@ def test_a_host_is_a_name_seconds_or_a_host():
     assert as_host(2e-6) == Host(2e-6, 0.0, 2e-6) and as_host(0) == Host(0.0, 0.0, 0.0)
     own = Host(3e-6, 2e-6, 1e-6, "me")
     assert as_host(own) is own and str(own) == "host 3/2/1 µs"
+    assert str(own.scaled(2, "me")) == "host 6/4/2 µs"
     assert str(Host(3e-6, 0.0, 1e-6)) == "host 3/0/1 µs"
     assert str(Host(3e-6, 3e-6, 3e-6)) == "host 3/3/3 µs" and str(as_host(3e-6)) == "host 3 µs"
     assert Machine("v100").host is EAGER and Machine("v100", host=own).host is own

@@ -153,10 +153,11 @@ def test_bytes_by_hand(device, program, shapes, floats):
     assert [kernel.num_bytes for kernel in found] == [floats * FLOATS] * (floats > 0)
 
 
-def test_a_lookup_reads_the_rows_that_it_asks_for(device):
-    table = torch.ones(1000, 8, device=device)
-    places = torch.arange(3, device=device)
-    rows = 2 * 3 * 8 * FLOATS + 3 * 8  # read and written, and the places
+@pytest.mark.parametrize("size", [1000, 2])
+def test_a_lookup_reads_the_rows_that_it_asks_for_and_each_once(device, size):
+    table = torch.ones(size, 8, device=device)
+    places = torch.zeros(3, device=device, dtype=torch.long)
+    rows = (min(3, size) + 3) * 8 * FLOATS + 3 * 8  # read and written, and the places
     for lookup in (
         lambda: F.embedding(places, table),
         lambda: table[places],
@@ -248,6 +249,24 @@ def test_statistics_of_a_batch_are_a_pass_of_their_own(device):
     x = torch.ones(4, 3, 2, 2, device=device)
     kernel = only(lambda: F.batch_norm(x, None, None, training=True))
     assert kernel.num_bytes == (2 * 48 + 48 + 3 + 3) * FLOATS
+
+
+def test_batches_in_bfloat16_have_a_block_of_threads_for_each_channel(device):
+    x = torch.ones(4, 3, 2, 2, device=device, dtype=torch.bfloat16, requires_grad=True)
+    for training, blocks in (True, [(3, 16, 1), (3, 16, 2)]), (False, [None] * 2):  # no sums
+        with kernels() as found:
+            F.batch_norm(x, *torch.ones(2, 3, device=device), training=training).sum().backward()
+        assert [kernel.blocks for kernel in found if "batch_norm" in kernel.name] == blocks
+
+
+def test_gradients_of_depthwise_weights_read_the_images_for_each_of_9_weights(device):
+    sizes = (2, 3, 3, 3), (2, 3, 5, 5), (3, 1, 3, 3)
+    tensors, read = [torch.ones(size, device=device) for size in sizes], 54 + 150 + 27
+    rest = [None, [1, 1], [0, 0], [1, 1], False, [0, 0], 3]
+    for to_weight, floats in (False, read + 150), (True, read + 8 * (54 + 150) + 27):
+        mask = [not to_weight, to_weight, False]
+        kernel = only(torch.ops.aten.convolution_backward, *tensors, *rest, mask)
+        assert kernel.num_bytes == floats * FLOATS
 
 
 def test_bytes_and_dtype_are_those_of_the_dtype(device):

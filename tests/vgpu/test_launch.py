@@ -3,6 +3,7 @@
 import functools
 import gc
 import json
+import linecache
 import logging
 import multiprocessing.forkserver
 import os
@@ -341,6 +342,15 @@ def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path, impat
     assert "rank 1" in note and '{"step": 3})  # here' in note and "rank.py" not in note
     assert not any(is_alive(int((tmp_path / rank).read_text())) for rank in "01")
     assert d2lpar.launch(lambda: 5, nproc=1) == [5]
+
+
+def test_a_traceback_has_the_lines_of_a_notebooks_cell(monkeypatch):
+    lines, names = ["def work():\n", "    raise KeyError('k')  # here\n"], {}
+    monkeypatch.setitem(linecache.cache, "<cell>", (9, None, lines, "<cell>"))
+    exec(compile("".join(lines), "<cell>", "exec"), names)
+    with pytest.raises(KeyError) as caught:
+        d2lpar.launch(names["work"], nproc=1)
+    assert "raise KeyError('k')  # here" in caught.value.__notes__[0]
 
 
 @pytest.mark.usefixtures("devices")

@@ -249,6 +249,7 @@ def test_statistics_have_the_names_of_cuda(devices):
         del x
         held = torch.vgpu.memory_stats()
         assert held["active_bytes.all.current"] - held["allocated_bytes.all.current"] == 1024
+        assert held["allocated_bytes.all.freed"] - held["active_bytes.all.freed"] == 1024
 
 
 def test_the_peak_does_not_count_what_was_given_back(devices):

@@ -27,6 +27,7 @@ from d2lpar.chapters.scaling import allreduce_seconds
 from d2lpar.chapters.tensor_parallelism import copied, summed
 from d2lpar.collectives import allgather, allreduce
 from vgpu import Link, clock, hardware_name, host_takes, virtual_gpus
+from vgpu.modelled import host
 from vgpu.modelled.hardware import Machine
 from vgpu.modelled.host import Host
 from vgpu.runtime import registry
@@ -117,7 +118,7 @@ def test_overlapped_copies_hide_behind_kernels_but_for_one(n, copy, compute, dir
 
 
 def test_a_backward_pass_issues_to_devices_at_the_same_time():
-    """As autograd's threads do: each takes 1 s for each op that it issues."""
+    """As autograd's threads do: each takes 1 s for an op that it issues, behind its inputs."""
     devices = fixed_gpus(2, launch=1.0)
     xs = [torch.ones(3, device=device, requires_grad=True) for device in devices]
     ys = [x.exp().exp().exp() for x in xs]
@@ -131,6 +132,10 @@ def test_a_backward_pass_issues_to_devices_at_the_same_time():
     assert counts[devices[0]] == counts[devices[1]] >= 3
     assert ends == [started + counts[devices[0]]] * 2
     assert clock() == started + counts[devices[0]]
+    with recorded() as spans:
+        xs[1].exp().to(devices[0]).exp().exp().exp().sum().backward()
+    issued = [op.issued for op in spans if op.name == "aten.mul"]
+    assert issued == sorted(issued) and len(issued) == 4
 
 
 def test_a_value_read_in_the_backward_of_a_gpu_holds_no_other_one_up():
@@ -327,7 +332,8 @@ def test_a_thread_that_was_started_by_another_clock_begins_at_0_and_does_not_cha
     assert {clock(), *seen} == {0}
 
 
-def test_an_op_is_not_issued_before_what_another_thread_issued_for_it():
+@pytest.mark.parametrize("where", ["its stream", "another stream"])
+def test_an_op_is_not_issued_before_what_another_thread_issued_for_it(where):
     (device,) = fixed_gpus(1, launch=1.0)
     made = []
 
@@ -335,11 +341,12 @@ def test_an_op_is_not_issued_before_what_another_thread_issued_for_it():
         host_takes(10)
         made.append(torch.ones(3, device=device))  # issued at 11
 
-    side = torch.vgpu.Stream(device)
-    with in_thread(work), recorded() as spans, torch.vgpu.stream(side):
+    side, main = torch.vgpu.Stream(device), torch.vgpu.default_stream(device)
+    with in_thread(work), recorded() as spans:
         wait_until(lambda: made)
-        side.wait_stream(torch.vgpu.default_stream(device))
-        made[0] + 1
+        side.wait_stream(main)
+        with torch.vgpu.stream(main if where == "its stream" else side):
+            made[0].new_empty(3) + 1 if where == "its stream" else made[0] + 1
     assert [op.issued for op in spans if op.name == "aten.add"] == [12]
 
 
@@ -537,8 +544,10 @@ def test_a_new_simulation_waits_for_the_old_one_and_begins_at_0():
     devices = fixed_gpus(2)
     sleep(devices[1], 7)
     x = torch.full((3,), 2.0, device=devices[1])
+    event, seen = torch.vgpu.current_stream(devices[1]).record_event(), []
     (device,) = fixed_gpus(1)
-    assert clock() == 0
+    in_threads([lambda: seen.append(event.query())])
+    assert clock() == 0 and seen == [True]
     sleep(device, 1)
     virtual_gpus(2)
     assert x.tolist() == [2] * 3
@@ -781,14 +790,16 @@ def test_after_an_error_in_a_recurrent_layer_operators_take_their_time():
     assert clock() - begun == 2.0
 
 
-def test_each_pass_through_a_recurrent_layer_takes_its_time():
-    """The start of a pass, one operator of the layer's, and the gradients of four parameters."""
+def test_each_pass_through_a_recurrent_layer_takes_its_time(monkeypatch):
+    """The start of a pass, one operator of the layer's, gradients of 4 parameters; one of exp."""
     (device,) = virtual_gpus(1, model=Machine(Fixed(), host=HOST), values=False)
-    loss, ends = nn.LSTM(3, 4).to(device)(torch.empty(5, 2, 3, device=device))[0].sum(), []
-    for _ in range(3):
+    monkeypatch.setattr(host, "_CALLS_KEPT", len(host.recurrent_calls.firsts) + 2)
+    layer, ends = nn.LSTM(3, 4).to(device), []
+    losses = [layer(torch.empty(5, 2, 3, device=device))[0].exp().sum() for _ in range(3)]
+    for loss in (losses[2],) * 3:
         loss.backward(retain_graph=True)
         ends.append(clock())
-    assert ends[2] - ends[1] == 1.0 + 100.0 + 4 * 100.0
+    assert ends[2] - ends[1] == 1.0 + 100.0 + 4 * 100.0 + 100.0
 
 
 def test_without_cudnn_a_recurrent_layer_is_issued_step_by_step():

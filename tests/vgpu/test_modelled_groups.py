@@ -371,13 +371,14 @@ def test_a_rank_that_leaves_a_group_of_some_stays_in_the_job(rank, device, group
 
 
 @in_modelled_group(3, timeout=2)
-def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(rank, device, group):
+def test_a_rank_that_comes_too_late_is_named_and_the_others_go_on_without_it(rank, device, group):
     pair = a_group([0, 2])
     if rank == 1:
         hear("rank 0 is done"), hear("rank 2 is done")
-        return
     text = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
     assert "waited 2 s in all_reduce(uint8[3], sum)" in text and "rank 1 did not join" in text, text
+    if rank == 1:
+        return tell("rank 1 came")
     sleep(device, rank)
     work = dist.all_reduce(room(4, device), group=pair, async_op=True)  # 2 to 6
     sleep(device, 9)
@@ -385,6 +386,9 @@ def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(rank, 
     work.wait()
     assert end() == 9 + rank
     tell(f"rank {rank} is done")
+    hear("rank 1 came")  # which all ranks are told
+    dist.all_reduce(room(4, device), group=pair)
+    torch.vgpu.synchronize()
 
 
 @with_and_without_values(2, values=(True, None), timeout=1)
@@ -554,6 +558,15 @@ def test_ranks_that_wait_for_each_other_go_in_the_order_of_their_times(keeper):
     keeper.receive(0, "ask", 9.0, 0)
     keeper.receive(1, "ask", 8.0, 0)
     assert (heard(keeper, 0), heard(keeper, 1)) == ([], [("go", 8.0)])
+
+
+def test_a_rank_that_waits_for_values_holds_up_nobody_before_their_time(keeper):
+    post(keeper, 1, "a", (0, 1), 1.0)
+    post(keeper, 0, "b", (0, 1), 1.0)
+    post(keeper, 0, "a", (0, 1), 5.0)  # they meet at 5
+    keeper.receive(1, "at", 5.0, "a")
+    keeper.receive(0, "ask", 5.0, 1)
+    assert heard(keeper, 0)[1:] == [("go", 5.0)]
 
 
 def test_a_question_that_has_crossed_with_news_has_no_answer(keeper):
@@ -835,6 +848,7 @@ def test_a_collective_takes_the_startup_once_and_a_copy_does_not():
     devices = fixed_gpus(2, peer_link=link, link=link)
     with equal_ranks(2):
         assert seconds_of_sum() == 5 + 2 * 0.25 + 8
+        devices = fixed_gpus(2, peer_link=link, link=link)  # by a new clock
         assert seconds_of_sum() == 5 + 2 * 0.25 + 8
     with equal_ranks(1):
         assert seconds_of_sum() == 0
@@ -868,6 +882,9 @@ def test_what_has_failed_fails_the_collectives_of_equal_ranks():
         for read in (torch.vgpu.synchronize, x.cpu):
             with pytest.raises(torch.AcceleratorError, match="index 9 is out of bounds"):
                 read()
+    with pytest.raises(KeyError), equal_ranks(2):
+        raise KeyError
+    assert not dist.is_initialized()
 
 
 def equals(k, **figures):
@@ -950,21 +967,11 @@ def test_a_dropped_module_is_freed_and_the_next_group_may_be_larger():
         assert torch.vgpu.memory_allocated(device) == 0
 
 
-def test_a_block_of_equal_ranks_that_fails_leaves_no_group():
-    _, block = equals(2)
-    with pytest.raises(KeyError), block:
-        raise KeyError
-    assert not dist.is_initialized()
-
-
 @pytest.mark.parametrize("k", [0, -1, 1.5, True])
-def test_the_number_of_equal_ranks_is_checked(k):
+def test_the_number_of_equal_ranks_and_their_clock_are_checked(k):
     _, block = equals(k)
     with pytest.raises(ValueError, match=f"got {k}"), block:
         pass
-
-
-def test_equal_ranks_need_a_modelled_gpu():
     virtual_gpus(1)
     with pytest.raises(RuntimeError, match="model=..."), equal_ranks(2):
         pass

@@ -118,6 +118,9 @@ def test_what_is_not_ours_is_of_other_programs(counters):
     assert taken.shares() == pytest.approx((0.2, 0.08))
     assert taken.sentences() == ["other programs took 20 % of the cores"]
     assert taken.sentences(0.05)[1:] == ["the hypervisor took 8 % of the cores"]
+    counters.go_on(2.0, own=1000)  # ticks of ours that the cores count later
+    taken.add(before)
+    assert taken.shares()[0] == 0.0
 
 
 def test_a_quarter_more_time_is_noticed_and_a_tenth_is_not(counters):

@@ -405,13 +405,6 @@ def test_several_messages_under_way_keep_their_order_whatever_their_tags(rank, d
     assert [x[0].item() for x in both] == [rank, 1 - rank]
 
 
-@in_group(2)
-def test_a_message_from_anyone_raises_as_with_nccl(rank, device, group):
-    x = torch.ones(2, device=device)
-    text = "ProcessGroupNCCL does not support recvAnysource"
-    raises(NotImplementedError, text, dist.recv, x, None, group=group)
-
-
 # -- groups
 
 
@@ -513,6 +506,7 @@ def test_types_that_nccl_does_not_know_raise(rank, device, group):
     raises(RuntimeError, "Unsupported Float8 type for NCCL", dist.all_reduce, x, group=group)
     text = "ProcessGroupNCCL does not support allgather_coalesced"
     raises(NotImplementedError, text, group.allgather_coalesced, [[x, x]], [x])
+    raises(NotImplementedError, "not support recvAnysource", dist.recv, x, None, group=group)
 
 
 @in_group(2)
@@ -756,7 +750,8 @@ def test_futures_have_the_tensors_and_call_back_behind_them(rank, device, group)
     if rank == 1:
         hear("rank 0 has asked")
     future = dist.all_reduce(x, group=group, async_op=True).get_future()
-    doubled = future.then(lambda f: f.value()[0] * 2)
+    with torch.vgpu.device(1 - rank):  # the stream is one of the tensors' GPU
+        doubled = future.then(lambda f: f.value()[0] * 2)
     if rank == 0:
         assert torch.ones(1, device=device).item() == 1  # the current stream goes on
         tell("rank 0 has asked")
@@ -825,6 +820,11 @@ def test_a_link_keeps_a_collective_for_the_seconds_of_the_formula(rank, device, 
     issued = everywhere([span.issued for span in found])
     for i, seconds in enumerate(expected):  # from when the last rank came, at the earliest
         assert min(end[i] for end in ends) - max(each[i] for each in issued) >= seconds
+    rank, device, group = set_up(peer_link=Link(float("inf"), latency=0.05))
+    with recorded() as spans:
+        dist.all_reduce(torch.zeros(3, device=device), group=group)
+    (span,) = named(spans, "all_reduce")
+    assert min(everywhere(span.end)) - max(everywhere(span.issued)) >= ring * 0.05
 
 
 @in_group(2, peer_link=LINK)
@@ -879,6 +879,7 @@ def test_an_all_reduce_takes_the_faster_of_ring_and_tree():
         (16, 2, (30, 2), (16, 2)),  # a chain of 8 up and down in each, and one step between them
         (64, 8, (126, 14), (20, 6)),
         (8, 8, (14, 14), (6, 6)),
+        (5, 2, (8, 2), (6, 2)),  # the chain of the fuller one
     ],
 )
 def test_steps_between_machines_are_those_of_nccls_ring_and_trees(k, machines, ring, tree):
@@ -944,6 +945,7 @@ def test_ranks_that_disagree_are_told_what_each_has_called():
         return torch.ones(count, device=device, **options)
 
     reduce, broadcast = dist.all_reduce, dist.broadcast
+    all_to_all, kinds = dist.all_to_all_single, (torch.int32, torch.float32)
     for call, *words in (
         (lambda r, d, g: reduce(ones(d, 3 + r), group=g), "float32[3]", "float32[4]"),
         (
@@ -955,6 +957,7 @@ def test_ranks_that_disagree_are_told_what_each_has_called():
             *("all_reduce", "broadcast"),
         ),
         (lambda r, d, g: broadcast(ones(d), r, group=g), "root 0", "root 1"),
+        (lambda r, d, g: all_to_all(*[ones(d, 2).to(kinds[r])] * 2, group=g), *map(str, kinds)),
         (lambda r, d, g: reduce(ones(d), (Op.MIN, Op.MAX)[r], group=g), "min", "max"),
         (
             lambda r, d, g: (dist.recv, dist.send)[r](ones(d, 3 + r), 1 - r, group=g),

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from gates import in_thread
-from waiting import note_when_in
+from gates import frame_in, in_thread
+from modelling import member_of
+from waiting import note_when_in, wait_until
 
 import d2lpar
+from vgpu.distributed.timekeeper import Keeper, KeeperConnection, Post
 from vgpu.processes import launcher, roll_call
 
 pytestmark = pytest.mark.waits
@@ -156,6 +158,19 @@ def test_a_rank_that_has_timed_out_answers_with_where_it_waited(monkeypatch):
     ((count, place, is_waiting),) = answers
     assert (count, is_waiting) == (2, True)
     assert place.endswith('of waits: raise RuntimeError("too late")')
+
+
+def test_a_rank_that_waits_for_the_simulated_clock_says_that_it_waits(monkeypatch):
+    monkeypatch.setattr(roll_call, "num_collectives", lambda: 1)
+    keeper, store = Keeper(2, timeout=1000), dist.HashStore()
+    member, way = member_of(keeper.port, keeper.secret), (1.0, 0.0, 0.0)
+    member.post(1.0, "a", (0, 1), Post("all_reduce", 1.0, ("here",), way, way, True))
+    roll_call.RollCall(store, 0, 1)
+    with in_thread(lambda: member.ask(5.0)) as asks:  # rank 1 does not come
+        wait_until(lambda: frame_in(asks.ident, KeeperConnection.ask))
+        ((_, _, waits),) = roll_call.ask_ranks(store, [0]).values()
+        member.send("end")
+    assert waits
 
 
 WAITS, BUSY = True, False

@@ -629,11 +629,14 @@ def test_nothing_is_written_over_the_last_report(tmp_path, monkeypatch):
 def test_a_trace_of_a_rank_that_was_killed_as_it_wrote(tmp_path, modelled, start, issued):
     """Its times count from the start of the command, those of a model from its own start."""
     span = ["aten.mm", "kernel", "cuda:1", 0, "compute", 12.0, 13.0, 11.5, 0, None, None]
-    (tmp_path / "7.spans").write_text(json.dumps(span) + "\n" + json.dumps(span)[:20])
-    path = tmp_path / "trace.json"
-    write_trace(path, [{**REPORT, "modelled": modelled}], tmp_path, 10.0)
-    (event,) = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    path, reports = tmp_path / "trace.json", []
+    for pid in 7, 8:
+        (tmp_path / f"{pid}.spans").write_text(json.dumps(span) + "\n" + json.dumps(span)[:20])
+        reports.append({**REPORT, "modelled": modelled, "pid": pid})
+    write_trace(path, reports, tmp_path, 10.0)
+    event, other = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
     assert (event["ts"], event["dur"], event["args"]) == (start, 1e6, {"issued_us": issued})
+    assert other == {**event, "pid": other["pid"]} != event, "each rank has processes of its own"
 
 
 def test_a_signal_is_passed_on_to_the_group_of_the_command_only(tmp_path):
@@ -725,13 +728,16 @@ def test_ranks_that_share_a_gpu_raise_as_with_nccl_but_not_with_gloo(tmp_path):
     program = written(
         tmp_path,
         """
-        import torch, torch.distributed as dist
+        import os, torch, torch.distributed as dist
         dist.init_process_group("gloo")
         x = torch.ones(2, device="cuda")
         dist.all_reduce(x)
         assert x.tolist() == [2, 2]
         group = dist.new_group(backend="nccl")
         dist.barrier(group)
+        os.environ["GROUP_RANK"] = os.environ["RANK"]  # of nodes, each with GPUs of its own
+        dist.all_reduce(x, group=dist.new_group(backend="nccl"))
+        os.environ["GROUP_RANK"] = "0"
         print("so far", flush=True)
         dist.all_reduce(x.to(f"cuda:{dist.get_rank()}"), group=group)
         dist.all_reduce(x, group=dist.new_group(backend="nccl"))

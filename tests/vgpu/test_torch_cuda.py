@@ -79,6 +79,8 @@ PROGRAMS = {
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
     assert torch.get_device_module("cuda") is torch.cuda
     torch.cuda.set_device("cuda:1")
+    torch.cuda.manual_seed(4)  # of this GPU
+    assert torch.cuda.is_initialized() and torch.cuda.default_generators[1].initial_seed() == 4
     x = torch.ones(2)
     for y in (
         x.cuda(), x.to("cuda"), x.to(1), x.to(device="cuda", dtype=torch.float64),
@@ -90,6 +92,8 @@ PROGRAMS = {
     ):
         assert y.device == torch.device("cuda:1") and y.get_device() == 1, y
     assert x.cuda(0).device.index == 0 == torch.empty(1, device="cuda:0").device.index
+    y = torch.ones(2, 2, 2, 2).cuda(memory_format=torch.channels_last)
+    assert y.is_contiguous(memory_format=torch.channels_last)
     y = x.cuda()
     assert y.to("cuda") is y.cuda() is y.to(y.device) is y and y.to("cuda:0") is not y
     assert y.type() == "torch.cuda.FloatTensor" and isinstance(y, torch.cuda.FloatTensor)
@@ -262,7 +266,11 @@ PROGRAMS = {
     torch.cuda.empty_cache()
     nested = torch.cuda.memory_stats_as_nested_dict()
     assert nested["allocated_bytes"]["all"]["current"] == before
+    elsewhere = torch.ones(256, device="cuda:1")
+    nested = torch.cuda.memory_stats_as_nested_dict(1)
+    assert nested["allocated_bytes"]["all"]["current"] == 1024 == torch.cuda.device_memory_used(1)
     assert "cuda:0" in torch.cuda.memory_summary()
+    assert f"allocated_bytes.all.current {1024:>24,}" in torch.cuda.memory_summary(1)
     free, total = torch.cuda.mem_get_info()
     assert total == torch.cuda.get_device_properties(0).total_memory >= free
     """,
@@ -291,7 +299,8 @@ PROGRAMS = {
     assert "CUDA error: aten._assert_async" in error(torch.cuda.synchronize, torch.AcceleratorError)
     torch.cuda.set_sync_debug_mode("error")
     assert torch.cuda.get_sync_debug_mode() == 2
-    assert error(x.cpu) == "called a synchronizing CUDA operation"
+    for wait in x.cpu, torch.cuda.current_stream().synchronize:
+        assert error(wait) == "called a synchronizing CUDA operation"
     torch.cuda.set_sync_debug_mode("default")
     torch.use_deterministic_algorithms(True)
     assert error(lambda: x.median(0)).startswith("median CUDA with indices output does not have")
@@ -456,7 +465,10 @@ PROGRAMS = {
     dist.init_process_group("nccl", store=FakeStore(), rank=1, world_size=2)
     group, spans = dist.new_group([1]), start_recording()
     dist.barrier(group)
-    assert [str(span.device) for span in spans if span.kind == "collective"] == ["cuda:1"]
+    dist.all_reduce(torch.ones(1, device="cuda:0"))
+    dist.barrier()  # on the GPU that the group has used
+    found = [str(span.device) for span in spans if span.kind == "collective"]
+    assert found == ["cuda:1", "cuda:0", "cuda:0"]
     """,
     "tensors_that_wrap_others_are_on_cuda": """
     from torch.distributed._functional_collectives import AsyncCollectiveTensor

@@ -476,12 +476,6 @@ def test_of_several_asynchronous_errors_the_first_is_raised(devices):
     torch.vgpu.synchronize()
 
 
-def test_reconfiguring_does_not_swallow_an_asynchronous_error(devices):
-    failing(devices[0])
-    with pytest.raises(torch.AcceleratorError, match="aten.embedding"):
-        virtual_gpus(2)
-
-
 @only_here
 def test_an_error_that_is_kept_does_not_keep_what_its_kernel_used(devices):
     used = []

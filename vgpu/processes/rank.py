@@ -251,7 +251,6 @@ def error_report(error, rank):
     if isinstance(error, Exception):
         with contextlib.suppress(Exception):
             error = cloudpickle.dumps(error)
-            cloudpickle.loads(error)
     else:  # sys.exit() or an interrupt, not to be raised in a notebook
         summary = f"rank {rank} was ended by {error!r}"
     return cloudpickle.dumps((moment, error if isinstance(error, bytes) else None, summary, text))
