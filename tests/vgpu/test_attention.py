@@ -272,6 +272,8 @@ HALF = torch.float16, torch.bfloat16
         ({"mask": torch.float32}, "efficient"),
         ({"gqa": True}, "math"),
         ({"dtype": torch.float64}, "math"),
+        *(({"dtype": dtype, "mask": torch.float32}, "math") for dtype in HALF),
+        ({"shape": (1, 2, 0, 8)}, "math"),
         ({"shape": (1, 2, 3, 264)}, "efficient"),
     ],
 )
@@ -468,6 +470,8 @@ def test_attention_of_dtensors_is_computed_part_by_part():
     rank, device, group = set_up()
     mesh = DeviceMesh.from_group(group, "vgpu")
     x = tensors(Q)[0]
+    odd = distribute_tensor(x.detach()[:, :1].to(device), mesh, [Shard(1)])
+    assert F.scaled_dot_product_attention(odd, odd, odd).shape == odd.shape
     for dtype, dim in itertools.product((torch.float32, torch.bfloat16), (0, 1)):
         leaf = x.to(device, dtype).detach()
         leaf = distribute_tensor(leaf, mesh, [Shard(dim)]).requires_grad_()

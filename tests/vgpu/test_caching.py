@@ -12,7 +12,7 @@ import torch
 from modelling import Fixed, fixed_gpus, room
 from test_interrupts import interrupted_everywhere
 
-from vgpu import virtual_gpus
+from vgpu import host_takes, virtual_gpus
 from vgpu.runtime import registry
 from vgpu.tensors.caching import CachingAllocator
 from vgpu.tensors.device_memory import MAX_PENDING
@@ -199,7 +199,14 @@ def test_a_block_that_a_stream_holds_is_not_used_again(device):
     side.synchronize()
     z = room(12 * MIB, device)
     assert reserved() == (24 * MIB, 24 * MIB), "the first segment is free by now"
-    del y, z
+    with torch.vgpu.stream(side):
+        torch.vgpu._sleep(1.0)
+    y.record_stream(side)
+    del y
+    host_takes(2.0)
+    torch.vgpu.empty_cache()
+    assert reserved()[0] == 12 * MIB, "the host need not wait"
+    del z
 
 
 def test_a_storage_that_is_resized_gives_its_block_back_and_takes_one(device):

@@ -312,6 +312,7 @@ def autocast(**options):
         (lambda x: nn.Linear(4, 2).to(x.device)(x), bf16),
         (lambda x: F.prelu(x, x[0, :1]), bf16),
         (lambda x: torch.baddbmm(x[None], x[None], x[None]), bf16),
+        (lambda x: torch.linalg.multi_dot([x, x, x]), bf16),
         (lambda x: torch.addbmm(x, x[None], x[None]), bf16),
         (lambda x: x.bfloat16().cumprod(0), f32),
         (lambda x: torch.addcmul(x.bfloat16(), x.bfloat16(), x.bfloat16()), bf16),
@@ -629,6 +630,8 @@ def chunked(x):
         dtypes,
         foreach,
         chunked,
+        lambda x: F.layer_norm(x.bfloat16(), (4,), x[0], x[1]),
+        lambda x: F.group_norm(x.bfloat16()[None], 3, x[:, 0], x[:, 1]),
     ],
 )
 @pytest.mark.parametrize("inference", [False, True], ids=["normal", "inference"])
@@ -902,6 +905,8 @@ def test_splitting_at_indices_of_the_cpu(device):
 def test_lazy_modules_and_initialisation(device):
     net = nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.LazyBatchNorm1d()).to(device)
     assert net(torch.rand(4, 5, device=device)).device == device
+    double = nn.LazyLinear(3, dtype=torch.float64).to(device)
+    assert double(torch.ones(4, 5, device=device).double()).dtype == torch.float64
     assert net[0].weight.shape == (3, 5)
     nn.init.trunc_normal_(net[0].weight)
     nn.init.orthogonal_(net[0].weight)
