@@ -244,6 +244,25 @@ def test_the_stream_that_calls_backward_waits_for_its_end(devices):
     assert tenfold.tolist() == [20] * 3
 
 
+def test_who_waits_for_the_caller_of_two_backwards_waits_for_both(devices):
+    *sides, caller, later = [torch.vgpu.Stream(devices[0]) for _ in range(4)]
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    given, products = torch.ones(3, device=devices[0]), []
+    for side in sides:
+        with use(side):
+            products.append(x * 2)
+    torch.vgpu.synchronize()
+    with Gate(devices[1]):
+        sides[0].wait_stream(torch.vgpu.current_stream(devices[1]))
+        with use(caller):
+            grads = [torch.autograd.grad(y, x, given)[0] for y in products]
+            later.wait_stream(caller)
+        with use(later):
+            tenfold = grads[0] * 10
+    later.synchronize()
+    assert tenfold.tolist() == [20] * 3
+
+
 def test_a_stream_that_a_function_chooses_in_its_backward_is_waited_for(devices):
     chosen = torch.vgpu.Stream(devices[0])
 
