@@ -187,18 +187,21 @@ def test_no_tensor_is_shared_with_another_process(device, what):
 
 
 def test_pickle_keeps_what_a_tensor_is(device):
+    noted = nn.Parameter(torch.ones(2, device=device), requires_grad=False)
+    noted.note = "kept"
     for x in (
         torch.rand(2, 3, device=device, requires_grad=True),
         torch.rand(3, 2, device=device, dtype=torch.float64).t(),
         torch.tensor(3 + 4j, device=device),
         torch.zeros(0, 3, device=device),
-        nn.Parameter(torch.ones(2, device=device), requires_grad=False),
+        noted,
     ):
         again = pickle.loads(pickle.dumps(x))
         assert (again.device, again.dtype, again.shape) == (x.device, x.dtype, x.shape)
         assert again.requires_grad == x.requires_grad
         assert isinstance(again, nn.Parameter) == isinstance(x, nn.Parameter)
         close(again, x)
+    assert again.note == "kept"
 
 
 def test_deepcopy(device):
@@ -875,6 +878,8 @@ def test_gradients_accumulate_and_are_assigned(device):
 
 
 def test_modules_that_keep_state(device):
+    mean, deviation = torch.batch_norm_stats(torch.full((4, 3), 6e4, device=device).half(), 1e-5)
+    assert mean.dtype == deviation.dtype == f32 and mean.tolist() == [60000] * 3
     torch.manual_seed(0)
     lstm = nn.LSTM(3, 4, batch_first=True)
     x = torch.rand(2, 5, 3)

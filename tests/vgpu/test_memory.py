@@ -320,7 +320,6 @@ def test_freed_memory_stays_reserved_until_the_cache_is_emptied(devices):
         del y
         torch.vgpu.empty_cache()
         assert reserved() == (42, 42)
-    side.synchronize()
     y = room(62 * MIB, devices[1])
     assert reserved() == (63, 63)  # no more than there is
     del x, y

@@ -246,8 +246,8 @@ def test_the_stream_that_calls_backward_waits_for_its_end(devices):
 
 def test_who_waits_for_the_caller_of_two_backwards_waits_for_both(devices):
     *sides, caller, later = [torch.vgpu.Stream(devices[0]) for _ in range(4)]
-    x = torch.ones(3, device=devices[0], requires_grad=True)
     given, products = torch.ones(3, device=devices[0]), []
+    x = given.clone().requires_grad_()
     for side in sides:
         with use(side):
             products.append(x * 2)
