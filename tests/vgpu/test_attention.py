@@ -11,7 +11,7 @@ import torch
 from gates import Gate, run_what_can
 from modelling import fixed_gpus, flops, kernels, seconds_of
 from ranks import in_ranks, set_up
-from torch.distributed.tensor import DeviceMesh, DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -272,6 +272,8 @@ HALF = torch.float16, torch.bfloat16
         ({"mask": torch.float32}, "efficient"),
         ({"gqa": True}, "math"),
         ({"dtype": torch.float64}, "math"),
+        *(({"dtype": dtype, "mask": torch.float32}, "math") for dtype in HALF),
+        ({"shape": (1, 2, 0, 8)}, "math"),
         ({"shape": (1, 2, 3, 264)}, "efficient"),
     ],
 )
@@ -468,9 +470,14 @@ def test_attention_of_dtensors_is_computed_part_by_part():
     rank, device, group = set_up()
     mesh = DeviceMesh.from_group(group, "vgpu")
     x = tensors(Q)[0]
+    odd = distribute_tensor(x.detach()[:, :1].to(device), mesh, [Shard(1)])
+    assert F.scaled_dot_product_attention(odd, odd, odd).shape == odd.shape
+    mask = distribute_tensor(torch.zeros(1, 1, LENGTH, LENGTH, device=device), mesh, [Replicate()])
     for dtype, dim in itertools.product((torch.float32, torch.bfloat16), (0, 1)):
         leaf = x.to(device, dtype).detach()
         leaf = distribute_tensor(leaf, mesh, [Shard(dim)]).requires_grad_()
+        masked = F.scaled_dot_product_attention(leaf, leaf, leaf, mask.to(dtype))
+        assert masked.shape == leaf.shape  # the mask is broadcast
 
         def program(leaf=leaf, dim=dim):
             out = F.scaled_dot_product_attention(leaf, leaf, leaf, is_causal=True)

@@ -12,7 +12,7 @@ import torch
 from modelling import Fixed, fixed_gpus, room
 from test_interrupts import interrupted_everywhere
 
-from vgpu import virtual_gpus
+from vgpu import host_takes, virtual_gpus
 from vgpu.runtime import registry
 from vgpu.tensors.caching import CachingAllocator
 from vgpu.tensors.device_memory import MAX_PENDING
@@ -196,7 +196,7 @@ def test_a_block_that_a_stream_holds_is_not_used_again(device):
     del x
     y = room(12 * MIB, device)
     assert reserved() == (24 * MIB, 24 * MIB)
-    side.synchronize()
+    host_takes(2.0)
     z = room(12 * MIB, device)
     assert reserved() == (24 * MIB, 24 * MIB), "the first segment is free by now"
     del y, z

@@ -118,6 +118,11 @@ def test_scatter_cuts_pieces_of_given_sizes_along_a_dimension(devices):
     pieces = comm.scatter(x, [0, 1], chunk_sizes=[1, 2], dim=1)
     assert [piece.device for piece in pieces] == devices[:2]
     assert [piece.tolist() for piece in pieces] == [[[0], [3]], [[1, 2], [4, 5]]]
+    pieces = comm.scatter(x, [0, 1], dim=1)
+    assert [piece.tolist() for piece in pieces] == [[[0, 1], [3, 4]], [[2], [5]]]
+    assert torch.equal(comm.gather(pieces, 1, "cpu"), x)
+    images = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert comm.scatter(images, [0, 1])[1].stride() == (60, 1, 15, 3)
 
 
 def test_gather_goes_to_the_current_device_by_default(devices):

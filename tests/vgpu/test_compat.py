@@ -187,18 +187,21 @@ def test_no_tensor_is_shared_with_another_process(device, what):
 
 
 def test_pickle_keeps_what_a_tensor_is(device):
+    noted = nn.Parameter(torch.ones(2, device=device), requires_grad=False)
+    noted.note = "kept"
     for x in (
         torch.rand(2, 3, device=device, requires_grad=True),
         torch.rand(3, 2, device=device, dtype=torch.float64).t(),
         torch.tensor(3 + 4j, device=device),
         torch.zeros(0, 3, device=device),
-        nn.Parameter(torch.ones(2, device=device), requires_grad=False),
+        noted,
     ):
         again = pickle.loads(pickle.dumps(x))
         assert (again.device, again.dtype, again.shape) == (x.device, x.dtype, x.shape)
         assert again.requires_grad == x.requires_grad
         assert isinstance(again, nn.Parameter) == isinstance(x, nn.Parameter)
         close(again, x)
+    assert again.note == "kept"
 
 
 def test_deepcopy(device):
@@ -312,6 +315,7 @@ def autocast(**options):
         (lambda x: nn.Linear(4, 2).to(x.device)(x), bf16),
         (lambda x: F.prelu(x, x[0, :1]), bf16),
         (lambda x: torch.baddbmm(x[None], x[None], x[None]), bf16),
+        (lambda x: torch.linalg.multi_dot([x, x, x]), bf16),
         (lambda x: torch.addbmm(x, x[None], x[None]), bf16),
         (lambda x: x.bfloat16().cumprod(0), f32),
         (lambda x: torch.addcmul(x.bfloat16(), x.bfloat16(), x.bfloat16()), bf16),
@@ -629,6 +633,8 @@ def chunked(x):
         dtypes,
         foreach,
         chunked,
+        lambda x: F.layer_norm(x.bfloat16(), (4,), x[0], x[1]),
+        lambda x: F.group_norm(x.bfloat16()[None], 3, x[:, 0], x[:, 1]),
     ],
 )
 @pytest.mark.parametrize("inference", [False, True], ids=["normal", "inference"])
@@ -872,6 +878,8 @@ def test_gradients_accumulate_and_are_assigned(device):
 
 
 def test_modules_that_keep_state(device):
+    mean, deviation = torch.batch_norm_stats(torch.full((4, 3), 6e4, device=device).half(), 1e-5)
+    assert mean.dtype == deviation.dtype == f32 and mean.tolist() == [60000] * 3
     torch.manual_seed(0)
     lstm = nn.LSTM(3, 4, batch_first=True)
     x = torch.rand(2, 5, 3)
@@ -902,6 +910,8 @@ def test_splitting_at_indices_of_the_cpu(device):
 def test_lazy_modules_and_initialisation(device):
     net = nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.LazyBatchNorm1d()).to(device)
     assert net(torch.rand(4, 5, device=device)).device == device
+    double = nn.LazyLinear(3, dtype=torch.float64).to(device)
+    assert double(torch.ones(4, 5, device=device).double()).dtype == torch.float64
     assert net[0].weight.shape == (3, 5)
     nn.init.trunc_normal_(net[0].weight)
     nn.init.orthogonal_(net[0].weight)

@@ -1,12 +1,13 @@
 """The history of a device's memory, read by torch's own tools for it."""
 
 import gc
+import time
 
 import pytest
 import torch
 from test_torch_cuda import run
 
-from vgpu import virtual_gpus
+from vgpu import clock, virtual_gpus
 from vgpu.recording import history
 from vgpu.runtime import registry
 
@@ -93,6 +94,7 @@ def test_what_a_program_does_is_there_in_order():
         torch.empty(500, device=gpu)
         del y
 
+    begun = int(time.time() * 1e6)
     expected = [("alloc", 4000), ("alloc", 12), *freed(4000), ("alloc", 2000), *freed(2000)]
     assert recorded(program) == [*expected, *freed(12)]
     seen = history.snapshot()
@@ -100,10 +102,13 @@ def test_what_a_program_does_is_there_in_order():
     assert set(entry) == {*KEYS["entry"].split()} and set(segment) == {*KEYS["segment"].split()}
     assert set(segment["blocks"][0]) == {*KEYS["block"].split()}
     assert segment["total_size"] == kept.nbytes, "it was there before, and has no entry"
+    assert begun <= entry["time_us"] <= time.time() * 1e6
     frame = entry["frames"][0]
     assert (frame["name"], frame["filename"]) == ("program", __file__)
     assert frame["line"] == program.__code__.co_firstlineno + 1
     assert seen["device_traces"][0][-1]["action"] == "snapshot"
+    history.record_memory_history()
+    assert history.snapshot()["device_traces"][0][0] == entry, "kept unless it is cleared"
 
 
 @pytest.mark.parametrize(
@@ -136,17 +141,19 @@ def test_what_is_kept_can_be_chosen(options, entries, frames):
 
 
 def test_memory_that_a_stream_holds_and_memory_that_there_is_not():
-    (gpu,) = virtual_gpus(1, model="v100")
+    gpu, other = virtual_gpus(2, model="v100")
     history.record_memory_history()
     side, x = torch.vgpu.Stream(gpu), torch.empty(2**20, device=gpu)
     with side:
         torch.vgpu._sleep(1)
         y = torch.empty(3, device=gpu)
+        z = torch.empty(3, device=other)
     x.record_stream(side)
     del x
     seen = history.snapshot()
     streams = {e["size"]: e["stream"] for e in seen["device_traces"][0] if e["action"] == "alloc"}
     assert streams == {2**22: 0, y.nbytes: side.stream_id}
+    assert seen["device_traces"][1][0]["stream"] == 0 != len(z)
     (block,) = [b for s in seen["segments"] for b in s["blocks"] if b["requested_size"] == 2**22]
     assert block["state"] == "active_pending_free"
     assert seen["device_traces"][0][-1]["action"] == "free_requested"
@@ -157,6 +164,7 @@ def test_memory_that_a_stream_holds_and_memory_that_there_is_not():
     assert sum(entry["action"] == "free_requested" for entry in before) == 1
     assert (completed["action"], completed["size"]) == ("free_completed", 2**22)
     assert (failed["action"], failed["size"]) == ("oom", 2**42)
+    assert failed["time_us"] == int(clock() * 1e6)
     free = registry.devices[0].memory.limit - 512  # what `y` takes
     assert failed["device_free"] == free and "addr" not in failed
 

@@ -55,18 +55,18 @@ def test_an_allocation_waits_for_memory_that_another_stream_holds(devices):
 
 
 def test_memory_is_held_by_what_its_stream_was_given_before_the_free(devices):
-    virtual_gpus(2, memory=used(devices[0]) + 3 * MIB)
-    side = torch.vgpu.Stream(devices[0])
+    virtual_gpus(2, memory=[9640 * MIB, used(devices[1]) + 3 * MIB])  # not of the current device
+    side = torch.vgpu.Stream(devices[1])
     host = torch.ones(4).pin_memory()
-    x = room(2 * MIB, devices[0])
+    x = room(2 * MIB, devices[1])
     with torch.vgpu.stream(side):
-        host.to(devices[0], non_blocking=True)
+        host.to(devices[1], non_blocking=True)
     x.record_stream(side)
     side.synchronize()
     del x
-    with Gate(devices[0], side):  # given to the stream after the free
-        y = room(2 * MIB, devices[0])
-        assert active() == torch.vgpu.memory_allocated()
+    with Gate(devices[1], side):  # given to the stream after the free
+        y = room(2 * MIB, devices[1])
+        assert active(device=1) == torch.vgpu.memory_allocated(1)
     del y
 
 
@@ -248,6 +248,8 @@ def test_statistics_have_the_names_of_cuda(devices):
         x.record_stream(side)
         del x
         held = torch.vgpu.memory_stats()
+        freed = {name: stats[name] - held[name] for name in held}
+        assert freed["allocation.all.current"] == 1 and not freed["requested_bytes.all.current"]
         assert held["active_bytes.all.current"] - held["allocated_bytes.all.current"] == 1024
         assert held["allocated_bytes.all.freed"] - held["active_bytes.all.freed"] == 1024
 
@@ -313,6 +315,12 @@ def test_freed_memory_stays_reserved_until_the_cache_is_emptied(devices):
     torch.vgpu.reset_peak_memory_stats(1)
     assert reserved() == (2, 2)
     assert torch.vgpu.memory_stats(1)["reserved_bytes.all.current"] == 2 * MIB
+    y, side = room(40 * MIB, devices[1]), torch.vgpu.Stream(devices[1])
+    with Gate(devices[1], side):
+        y.record_stream(side)
+        del y
+        torch.vgpu.empty_cache()
+        assert reserved() == (42, 42)
     y = room(62 * MIB, devices[1])
     assert reserved() == (63, 63)  # no more than there is
     del x, y

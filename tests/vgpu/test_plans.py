@@ -81,10 +81,11 @@ def test_the_default_dtype_is_part_of_the_key(device, default_dtype):
 def test_what_is_queued_keeps_the_default_dtype_of_its_issue(change, in_use, default_dtype):
     """Also on a device that is not in use any more."""
     device = virtual_gpus(3)[2]
-    x = torch.arange(3, device=device)
+    x, side = torch.arange(3, device=device), torch.vgpu.Stream(device)
     torch.vgpu.synchronize(device)
-    with Gate(device) as gate:
-        y = x / 2
+    with Gate(device, side) as gate:
+        with side:
+            y = x / 2
         if not in_use:
             virtual_gpus(2)
         with gate.opened_later():

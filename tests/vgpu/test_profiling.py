@@ -3,14 +3,14 @@
 from test_torch_cuda import run
 
 IMPORTS = """
-    import json, os, tempfile, warnings
+    import gzip, json, os, tempfile, warnings
     from torch.profiler import ProfilerActivity, profile, record_function, schedule
     from torch.profiler import supported_activities, tensorboard_trace_handler
 
     CPU, CUDA = ProfilerActivity.CPU, ProfilerActivity.CUDA
 
-    def exported(profile):
-        path = tempfile.mktemp(suffix=".json")
+    def exported(profile, suffix=".json"):
+        path = tempfile.mktemp(suffix=suffix)
         profile.export_chrome_trace(path)
         with open(path) as file:
             return json.load(file)
@@ -53,6 +53,8 @@ def test_operators_have_the_time_of_their_kernels():
     assert shapes == [[[8], [], []]], shapes
     table = p.key_averages(group_by_stack_n=2).table(sort_by="cuda_time_total", row_limit=10)
     assert "Self CUDA time total" in table
+    on_gpu = {event.id for event in p.events() if event.device_type == kernel.device_type}
+    assert not on_gpu & {e.id for e in p.events() if e.device_type != kernel.device_type}
     functions = [event.name for event in p.events()]
     if hasattr(p.events()[0], "is_python_function"):
         assert any("<module>" in name for name in functions)
@@ -164,6 +166,7 @@ def test_gpus_alone_and_by_default_as_well():
     assert {"aten.add", "aten::add"} <= {event.key for event in p.key_averages()}
     with torch.autograd.profiler.profile(use_device="cuda") as p:
         x + 1
+    assert "aten.add" in {e["name"] for e in exported(p, ".json.gz")["traceEvents"]}
     assert {"aten.add", "aten::add"} <= {event.key for event in p.key_averages()}
     with profile(activities=[CPU]) as p:
         x + 1
@@ -177,7 +180,7 @@ def test_a_schedule_and_its_handlers():
     """Of each cycle of wait, warm-up and two active steps the handler gets the active ones."""
     profiled("""
     x, seen, folder = torch.ones(8, device="cuda"), [], tempfile.mkdtemp()
-    write = tensorboard_trace_handler(folder)
+    write = tensorboard_trace_handler(folder, use_gzip=True)
 
     def ready(p):
         seen.append([e.count for e in p.key_averages() if e.key == "aten.mul"])
@@ -193,8 +196,8 @@ def test_a_schedule_and_its_handlers():
             p.step()
     assert seen == [[3 + 4], [7 + 8]], seen
     files = sorted(os.listdir(folder))
-    assert len(files) == 2 and all(name.endswith(".pt.trace.json") for name in files), files
-    with open(os.path.join(folder, files[0])) as file:
+    assert len(files) == 2 and all(name.endswith(".pt.trace.json.gz") for name in files), files
+    with gzip.open(os.path.join(folder, files[0])) as file:
         names = [event["name"] for event in json.load(file)["traceEvents"]]
     assert names.count("aten.mul") == 7
     """)

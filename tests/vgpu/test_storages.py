@@ -223,16 +223,16 @@ def test_a_tensor_without_values_grows():
 
 
 def test_a_storage_that_grows_waits_for_those_who_read_it(devices):
-    x, side = torch.arange(3.0, device=devices[0]), torch.vgpu.Stream(devices[0])
-    torch.vgpu.synchronize(devices[0])
-    with Gate(devices[1]):
-        side.wait_stream(torch.vgpu.current_stream(devices[1]))
+    x, side = torch.arange(3.0, device=devices[1]), torch.vgpu.Stream(devices[1])
+    torch.vgpu.synchronize(devices[1])
+    with Gate(devices[0]):
+        side.wait_stream(torch.vgpu.current_stream(devices[0]))
         with side:
             y = x * 2
         x.resize_(2**20)
         z = x[:3] * 3
         ended = torch.vgpu.Event()
-        ended.record()
+        ended.record(torch.vgpu.current_stream(1))
         time.sleep(0.05)  # long enough for what does not wait
         assert not ended.query()
     side.synchronize()
@@ -271,14 +271,16 @@ def test_a_storage_is_copied_to_another_device_and_not_sliced(devices):
     assert other.device == devices[1] and other.tolist() == storage.tolist()
     with pytest.raises(NotImplementedError, match="slice a tensor"):
         storage[1:2]
+    with Gate(devices[0]):  # the host does not wait
+        torch.zeros(3).pin_memory().untyped_storage().copy_(storage, non_blocking=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
 def test_a_tensor_is_set_to_a_storage(device, dtype):
     def results(where):
         x = torch.arange(5.0, device=where)
-        y = torch.empty(0, dtype=dtype, device=where).set_(x.untyped_storage())
         part = torch.empty(0, device=where).set_(x, 1, (2, 2), (2, 1))
+        y = torch.empty(0, dtype=dtype, device=where).set_(x.untyped_storage())
         y[:1] += 1
         x[1:].mul_(2)
         return x.tolist(), y.tolist(), part.tolist(), part.set_().tolist()

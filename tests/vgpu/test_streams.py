@@ -128,11 +128,12 @@ def as_it_is(grad, *others):
         (lambda g, there, _: (there[1:].copy_(g[1:]), there)[1], as_it_is, [0, 2, 2]),
         (lambda g, there, _: (torch._foreach_add_([there], [g]), there)[1], as_it_is, [2, 2, 2]),
         (lambda grad, *_: comm.pack([grad]), as_it_is, [2, 2, 2]),
-        (lambda grad, there, other: there.copy_(other), as_it_is, [14, 14, 14]),
+        (lambda _, there, other: (there[1:].copy_(other[1:]), there)[1], as_it_is, [0, 14, 14]),
+        (lambda g, there, _: torch.neg(g, out=there), as_it_is, [-2, -2, -2]),
         (lambda g, *_: g.neg(), lambda g, *_: g.to("vgpu:1").to("vgpu:0"), [-2, -2, -2]),
         (lambda g, *_: g.neg(), lambda g, *_: torch.stack([g, g]).sum(0), [-4, -4, -4]),
     ],
-    ids="sorted view_of_view into_view copy_into_view list one_vector from_other through_other "
+    ids="sorted view_of_view into_view copy_into_view list one_vector from_other out through_other "
     "stack".split(),
 )
 def test_backward_waits_however_a_gradient_is_written_and_read(devices, write, read, expected):
@@ -162,7 +163,8 @@ def test_backward_waits_for_what_a_copy_from_the_cpu_writes(devices, monkeypatch
         y = x * 2
     writing.wait_stream(reading)
     with use(writing):
-        loss = Through.apply(y, lambda grad: target.copy_(host, non_blocking=True)).sum()
+        write = partial(target[1:].copy_, host[1:], non_blocking=True)
+        loss = Through.apply(y, lambda grad: (write(), target)[1]).sum()
     torch.vgpu.synchronize()
     with HeldLink(monkeypatch) as link:
         loss.backward()
@@ -170,7 +172,7 @@ def test_backward_waits_for_what_a_copy_from_the_cpu_writes(devices, monkeypatch
         with use(last):
             torch.ones(3, device=devices[0])
         last.synchronize()  # all kernels have run that do not wait for the copy
-    assert x.grad.tolist() == [14] * 3
+    assert x.grad.tolist() == [0, 14, 14]
 
 
 def test_backward_waits_for_the_writers_of_what_an_operator_takes_by_name(devices):
@@ -242,6 +244,25 @@ def test_the_stream_that_calls_backward_waits_for_its_end(devices):
     assert tenfold.tolist() == [20] * 3
 
 
+def test_who_waits_for_the_caller_of_two_backwards_waits_for_both(devices):
+    *sides, caller, later = [torch.vgpu.Stream(devices[0]) for _ in range(4)]
+    given, products = torch.ones(3, device=devices[0]), []
+    x = given.clone().requires_grad_()
+    for side in sides:
+        with use(side):
+            products.append(x * 2)
+    torch.vgpu.synchronize()
+    with Gate(devices[1]):
+        sides[0].wait_stream(torch.vgpu.current_stream(devices[1]))
+        with use(caller):
+            grads = [torch.autograd.grad(y, x, given)[0] for y in products]
+            later.wait_stream(caller)
+        with use(later):
+            tenfold = grads[0] * 10
+    later.synchronize()
+    assert tenfold.tolist() == [20] * 3
+
+
 def test_a_stream_that_a_function_chooses_in_its_backward_is_waited_for(devices):
     chosen = torch.vgpu.Stream(devices[0])
 
@@ -282,6 +303,24 @@ def test_a_stream_chosen_in_a_backward_is_that_of_no_other_function(devices):
         loss.backward()
     assert [op.stream for op in named(spans, "aten.neg")] == [chosen.stream_id]
     assert [op.stream for op in named(spans, "aten.mul")] == [first.stream_id]
+
+
+def test_a_function_that_chooses_a_stream_in_its_backward_waits_for_it_itself(devices):
+    chosen = torch.vgpu.Stream(devices[0])
+
+    def backward(grad):
+        with use(chosen):
+            there = grad.neg()
+        return there * 2
+
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    with use(torch.vgpu.Stream(devices[0])):
+        loss = Through.apply(x, backward).sum()
+    torch.vgpu.synchronize()
+    with Gate(devices[0], chosen):
+        loss.backward()
+    with pytest.raises(RuntimeError, match="read before the stream that computes it"):
+        torch.vgpu.synchronize()
 
 
 def test_backward_of_other_devices_keeps_its_threads(devices):
@@ -516,6 +555,7 @@ def test_streams_and_events_of_torch_itself(devices):
     assert isinstance(event, torch.vgpu.Event) and isinstance(event, torch.Event)
     event.record(stream)
     assert event.elapsed_time(event) == 0
+    assert torch.Stream(stream_id=3, device_index=1, device_type=20).stream_id == 3
 
 
 def test_streams_that_nobody_holds_are_forgotten(devices):

@@ -263,6 +263,8 @@ def test_a_copy_of_another_dtype_and_layout_moves_the_bytes_of_its_source(device
     y = x.t().to(devices[0], torch.float64)
     assert y.stride() == x.t().stride()
     assert torch.equal(y.cpu(), x.t().double())
+    image = y[None, None].to("cpu", memory_format=torch.channels_last)
+    assert image.stride() == (12, 1, 3, 1)
     with recorded() as recording:
         y.to("cpu", torch.float16)
     [copy] = named(recording, "copy")

@@ -84,7 +84,9 @@ def test_a_device_is_full_at_the_right_byte():
 def test_weights_can_be_drawn_from_a_part_of_a_distribution(device):
     # torch 2.13 draws again until no number is outside: `mask.any()` has no value here.
     weight = nn.Linear(32, 64, device=device).weight
-    assert nn.init.trunc_normal_(weight, std=0.02) is weight
+    given, state = torch.Generator(device), torch.vgpu.get_rng_state(device)
+    assert nn.init.trunc_normal_(weight, std=0.02, generator=given) is weight
+    assert torch.equal(torch.vgpu.get_rng_state(device), state)
     with_values = torch.empty(64, 32, device=virtual_gpus(1)[0])
     torch.manual_seed(0)
     nn.init.trunc_normal_(with_values, std=0.02, a=-0.03, b=0.03)
@@ -342,6 +344,7 @@ def test_known_masks_choose_from_what_has_no_values(few):
         each[where != -100].mean().backward()
     assert there[labels.to(few) != -100].shape == (3, 17)
     assert there.grad.shape == losses.grad.shape
+    assert there[(labels.to(few) != -100).byte()].shape == (3, 17), "uint8 is a mask, too"
     there.detach()[labels.to(few) != -100] = 0
     with pytest.raises(RuntimeError, match="values"):
         there[there > 0]

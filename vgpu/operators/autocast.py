@@ -72,9 +72,7 @@ def _casting(func, choose):
     def kernel(*args, **kwargs):
         with below_autocast():
             if kwargs.get("dtype") is None:
-                dtype = choose((args, kwargs))
-                args = _cast(args, dtype)
-                kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
+                args = _cast(args, choose(args))  # no keyword argument is a tensor
             return func(*args, **kwargs)
 
     return kernel

@@ -37,10 +37,11 @@ class BackwardStreams:
         return stream
 
     def leave(self):
-        """Make the caller's streams current; when next used, they wait for the pass's streams."""
+        """Make the caller's streams current, and wait for the pass's streams."""
         self._chosen, self._own = {}, (None, set())
         self._caller.unjoined = self
         thread.current = self._caller
+        self._caller.join()
 
     def after(self, stream, op):
         """Return the ops under way on other streams than `stream` that write inputs of `op`.

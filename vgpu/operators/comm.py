@@ -25,7 +25,7 @@ def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
     for chunk, index, stream in zip(chunks, devices, streams, strict=False):
         with stream or nullcontext():
             where = registry.find(index).torch_device
-            pieces.append(chunk.contiguous().to(where, non_blocking=True))
+            pieces.append(chunk.to(where, non_blocking=True))
     return tuple(pieces)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import threading
 
 import torch
 
@@ -30,12 +29,6 @@ def forward_number(node):
 
 
 _NUMBERS_WITHOUT_FORWARD = 2**62
-_below_autograd = threading.local()
-
-
-def set_below_autograd():
-    """Make the operators of the calling thread bypass autograd for the thread's lifetime."""
-    _below_autograd.guard = torch._C._AutoDispatchBelowAutograd()
 
 
 def _on_device(grad, device, said, named):

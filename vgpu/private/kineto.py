@@ -93,7 +93,8 @@ def _export(export, self, path, *args, **options):
     export(self, path, *args, **options)
     if self.gpu_work is None:
         return
-    opened = gzip.open if str(path).endswith(".gz") else open
+    with open(path, "rb") as file:  # torch compresses in some ways to export only
+        opened = gzip.open if file.read(2) == b"\x1f\x8b" else open
     with opened(path, "rt", encoding="utf-8") as file:
         trace = json.load(file)
     self.gpu_work.add_to(trace, self.shows_host)

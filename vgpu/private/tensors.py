@@ -90,6 +90,10 @@ def reduce(tensor, protocol):
     """Return the pickle representation of a tensor on a virtual GPU, as torch does on CUDA."""
     if is_parameter(tensor):
         arguments = tensor.detach(), tensor.requires_grad, OrderedDict()
+        ours = {"_cell", "_block", "_is_param"}
+        state = {name: value for name, value in vars(tensor).items() if name not in ours}
+        if state:
+            return torch._utils._rebuild_parameter_with_state, (*arguments, state)
         return torch._utils._rebuild_parameter, arguments
     layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
     arguments = tensor._typed_storage(), *layout, tensor.requires_grad, OrderedDict()

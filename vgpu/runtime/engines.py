@@ -11,7 +11,6 @@ from time import perf_counter
 
 import torch
 
-from vgpu.private.autograd import set_below_autograd
 from vgpu.runtime import scheduler
 from vgpu.runtime.scheduler import Op, ReadyQueue
 
@@ -61,8 +60,7 @@ class WorkerThread:
         try:
             with self.running:
                 set_thread_count(self.threads)
-                set_below_autograd()
-            with torch.inference_mode():  # allows writes to inference tensors
+            with torch.inference_mode():  # below autograd; allows writes to inference tensors
                 self.serve()
         except BaseException as error:
             scheduler.deaths.append((self, error))

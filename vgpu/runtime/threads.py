@@ -36,17 +36,17 @@ class CurrentStreams:
 
     def stream(self, device):
         if self.unjoined is not None:
-            self._join()
+            self.join()
         return self._current.get(device.index, device.default_stream)
 
     def after(self, stream, op):
         """Return the ops of other streams that `op` must wait for: none."""
         return ()
 
-    def _join(self):
+    def join(self):
         """Make these streams wait for the streams of a finished backward pass.
 
-        It runs when a stream is next used: an interrupt could prevent it at the end of the pass.
+        Also when a stream is next used: an interrupt may have prevented it at the end of the pass.
         """
         streams, used = self.unjoined, tuple(self.unjoined.used)
         for stream in used:

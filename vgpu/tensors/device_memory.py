@@ -150,7 +150,7 @@ class Memory:
         old = block.reference
         freed.num_bytes, freed.streams, freed.address = old.num_bytes, old.streams, old.address
         freed.taken = old.taken
-        freed.pending = getattr(old, "pending", None)
+        freed.pending = None
         empty.num_bytes, empty.taken, empty.streams, empty.address = 0, 0, (), None
         if freed.address is not None:
             del old  # so that the step drops the last reference, without a callback
@@ -266,8 +266,8 @@ class Memory:
 
     @property
     def requested(self):
-        """Bytes of all storages in use, not rounded up."""
-        return sum(num_bytes for key, num_bytes in self.blocks() if key not in self._held)
+        """Bytes of all storages in use or held, not rounded up."""
+        return sum(num_bytes for _, num_bytes in self.blocks())
 
     @property
     def reserved(self):
@@ -324,7 +324,7 @@ class Memory:
 
     @property
     def num_blocks(self):
-        return len(self._live)
+        return len(self._live) - len(self._held)
 
     @property
     def highest(self):

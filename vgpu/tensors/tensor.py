@@ -147,8 +147,6 @@ class VirtualTensor(torch.Tensor):
             return super().__deepcopy__(memo)  # raises torch's own error
         if is_parameter(self):
             return nn.Parameter.__deepcopy__(self, memo)
-        if id(self) in memo:
-            return memo[id(self)]
         layout = self.storage_offset(), self.shape, self.stride()
         copy = self.new_empty(0).set_(deepcopy(self.untyped_storage(), memo), *layout)
         with torch.no_grad():
@@ -157,8 +155,7 @@ class VirtualTensor(torch.Tensor):
         copy.__dict__.update(deepcopy(_extra_attributes(self), memo))
         copy.requires_grad_(self.requires_grad)
         if self.grad is not None:
-            copy.grad = self.grad.__deepcopy__(memo)
-        memo[id(self)] = copy
+            copy.grad = deepcopy(self.grad, memo)
         return copy
 
 
