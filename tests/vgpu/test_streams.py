@@ -248,6 +248,7 @@ def test_who_waits_for_the_caller_of_two_backwards_waits_for_both(devices):
     *sides, caller, later = [torch.vgpu.Stream(devices[0]) for _ in range(4)]
     given, products = torch.ones(3, device=devices[0]), []
     x = given.clone().requires_grad_()
+    torch.vgpu.synchronize()
     for side in sides:
         with use(side):
             products.append(x * 2)
