@@ -44,11 +44,10 @@ def main():
             times[name].append(seconds(work))
         times["cores"].append(cores_of_two_threads())
     print(f"    two plain threads have {median(times['cores']):.2f} cores")
-    kept = []
+    kept, forward, backward = [], [4, 4], [7, 8]  # matrix products of each stage's four layers
     for name, schedule in schedules.items():
-        # matrix products of a layer: one forward, two backward
-        marks = pipelines.predict_schedule(schedule, forward=[4, 4], backward=[7, 8])
-        predicted = m * (4 + 4 + 7 + 8) / max(mark.end for stage in marks for mark in stage)
+        marks = pipelines.predict_schedule(schedule, forward, backward)
+        predicted = m * sum(forward + backward) / max(mark.end for stage in marks for mark in stage)
         rounds = zip(times["one"], times[name], times["cores"], strict=True)
         share = median(one / two * 2 / cores for one, two, cores in rounds) / predicted
         kept.append(

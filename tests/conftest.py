@@ -18,6 +18,7 @@ import pytest
 from jupyter_client import KernelManager
 from nbformat.v4 import new_code_cell
 from nbval.plugin import IPyNbCell, IPyNbFile
+from worker import sockets
 from xdist.scheduler import LoadScopeScheduling
 
 gc.disable()  # until all tests are collected: what they import and make is no garbage
@@ -29,11 +30,10 @@ _sockets, _numbers, _init = tempfile.mkdtemp(), count(), KernelManager.__init__
 
 def _with_sockets(self, *args, **kwargs):
     """Make a manager of a kernel with sockets of its own: others could take its ports."""
-    _init(self, *args, **{"transport": "ipc", "ip": f"{_sockets}/{next(_numbers)}"} | kwargs)
+    _init(self, *args, **sockets(f"{_sockets}/{next(_numbers)}") | kwargs)
 
 
-if os.name == "posix":
-    KernelManager.__init__ = _with_sockets
+KernelManager.__init__ = _with_sockets
 
 
 @pytest.fixture(autouse=True)

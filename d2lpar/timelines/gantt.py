@@ -92,8 +92,10 @@ def _draw_groups(axes, groups, top, part, scale):
                 seen = [s for s in spans if s.kind == kind and s.end >= start and s.start <= end]
                 if not seen:
                     continue
-                long = [s for s in seen if s.end - s.start > MIN_WIDTH * pixel]
-                apart = seen if kind == "collective" else long if len(seen) <= _FEW else []
+                apart = seen
+                if kind != "collective":
+                    few = len(seen) <= _FEW
+                    apart = [s for s in seen if few and s.end - s.start > MIN_WIDTH * pixel]
                 alone = {id(span) for span in apart}
                 short = union((span for span in seen if id(span) not in alone), gap=pixel)
                 parts = sorted(

@@ -23,12 +23,11 @@ from traitlets.config import Config
 LONGEST = 95  # bytes of a socket's path, without its number; the limit of macOS is 103
 
 
-def sockets():
-    """Return settings of a kernel with sockets in the run's folder: others could take ports."""
-    path = os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], f"k{os.getpid()}")
+def sockets(path):
+    """Return settings of a kernel's manager, for sockets at `path`: others could take ports."""
     if os.name != "posix" or len(os.fsencode(path)) > LONGEST:
-        return Config()
-    return Config({"KernelManager": {"transport": "ipc", "ip": path}})
+        return {}
+    return {"transport": "ipc", "ip": path}
 
 
 def execute(path, target, cell_seconds, core, report):
@@ -47,11 +46,12 @@ def execute(path, target, cell_seconds, core, report):
             started.append(cell)
             report(cell=len(started))
 
+    path_of_sockets = os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], f"k{os.getpid()}")
     client = NotebookClient(
         notebook,
         timeout=cell_seconds,
         kernel_name="python3",
-        config=sockets(),
+        config=Config({"KernelManager": sockets(path_of_sockets)}),
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
         store_widget_state=False,

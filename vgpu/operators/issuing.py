@@ -194,7 +194,9 @@ class Call:
             key.append(value)
             return CPU
         elif isinstance(value, torch.Tensor):
-            if value.device.type != "cpu" or value.dim() and self.operator.cpu_arguments != "keep":
+            if value.device.type != "cpu" or (
+                value.dim() and self.operator.cpu_arguments != "keep"
+            ):
                 raise two_devices_error(self.device.torch_device, value.device)
             key.append((value.dtype, tuple(value.shape), "cpu"))
             return value.clone()

@@ -38,6 +38,12 @@ def is_parameter(tensor):
     return getattr(tensor, "_is_param", False)
 
 
+def extra_attributes(tensor):
+    return {
+        name: value for name, value in tensor.__dict__.items() if name not in ("_cell", "_block")
+    }
+
+
 def dispatch_keys(tensor):
     """Return the dispatch keys of a tensor, a `ctypes` number that can be changed in place.
 
@@ -90,8 +96,8 @@ def reduce(tensor, protocol):
     """Return the pickle representation of a tensor on a virtual GPU, as torch does on CUDA."""
     if is_parameter(tensor):
         arguments = tensor.detach(), tensor.requires_grad, OrderedDict()
-        ours = {"_cell", "_block", "_is_param"}
-        state = {name: value for name, value in vars(tensor).items() if name not in ours}
+        state = extra_attributes(tensor)
+        state.pop("_is_param", None)
         if state:
             return torch._utils._rebuild_parameter_with_state, (*arguments, state)
         return torch._utils._rebuild_parameter, arguments

@@ -15,6 +15,7 @@ from torch import nn
 from vgpu.private.tensors import (
     dispatch_keys,
     dlpack_device,
+    extra_attributes,
     is_parameter,
     make_wrapper,
     no_dispatch,
@@ -139,7 +140,7 @@ class VirtualTensor(torch.Tensor):
         copy = self.detach()
         if is_parameter(self):
             copy = nn.Parameter(copy, self.requires_grad)
-        copy.__dict__.update(_extra_attributes(self))
+        copy.__dict__.update(extra_attributes(self))
         return copy.requires_grad_(self.requires_grad)
 
     def __deepcopy__(self, memo):
@@ -152,7 +153,7 @@ class VirtualTensor(torch.Tensor):
         with torch.no_grad():
             copy = copy.conj_physical() if self.is_conj() else copy
             copy = copy.neg() if self.is_neg() else copy
-        copy.__dict__.update(deepcopy(_extra_attributes(self), memo))
+        copy.__dict__.update(deepcopy(extra_attributes(self), memo))
         copy.requires_grad_(self.requires_grad)
         if self.grad is not None:
             copy.grad = deepcopy(self.grad, memo)
@@ -160,12 +161,6 @@ class VirtualTensor(torch.Tensor):
 
 
 VirtualTensor.__name__ = "Tensor"  # as torch's errors name it
-
-
-def _extra_attributes(tensor):
-    return {
-        name: value for name, value in tensor.__dict__.items() if name not in ("_cell", "_block")
-    }
 
 
 def with_own_type(device):
@@ -270,7 +265,7 @@ def _change_device(tensor, new):
     """
     keys, of_new = dispatch_keys(tensor), dispatch_keys(new).value
     before = keys.value, tensor.__class__, tensor.__dict__
-    attributes = _extra_attributes(tensor)
+    attributes = extra_attributes(tensor)
     if isinstance(new, VirtualTensor):
         _warn_of_class(tensor.__class__)
         kind = new.__class__
