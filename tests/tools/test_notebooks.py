@@ -404,7 +404,8 @@ def test_interrupt_ends_kernels_and_run(tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Traceback" not in out + err, out + err
+    traces = (out + err).split("Traceback")[1:]  # only of ipykernel's race at its end (its #1518)
+    assert all("/ipykernel/" in trace for trace in traces), out + err
     assert re.search(r"^01_first .* ok$", out, re.MULTILINE)
     for name in slow:
         assert re.search(rf"^{name} .* interrupted$", out, re.MULTILINE)
@@ -550,8 +551,8 @@ def test_a_chapter_is_executed_until_it_shows_what_it_declares(gate):
         assert f"cell 2: 'the ratio:' has the number {ratio}, declared 0.8 to 1.2" in done.stdout
     assert "has the number 1.1" not in done.stdout
     assert (gate / "last").exists()
-    lines = done.stderr.splitlines()
-    assert "2/2" in lines[-1], lines  # the cells of three tries count once
+    bars = [line for line in done.stderr.splitlines() if "cell/s]" in line or "s/cell]" in line]
+    assert "2/2" in bars[-1], done.stderr  # the cells of three tries count once
 
 
 @pytest.mark.slow
