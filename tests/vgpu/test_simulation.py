@@ -197,8 +197,11 @@ def test_waits_of_the_host_and_of_streams_are_recorded():
             sleep(devices[1], 1)
             stream.wait_stream(stream)
             torch.vgpu.synchronize(devices[1])
+        room(1, devices[1]).to(devices[0])  # for which the stream that it goes to waits
+        sleep(devices[0], 1)
     waits = [(op.device.index, op.engine, op.start, op.end) for op in spans if op.kind == "wait"]
-    assert waits == [(1, "stream", 1, 3), (1, "host", 1, 4), (1, "host", 4, 5)]
+    hosts = [(1, "host", 1, 4), (1, "host", 4, 5), (0, "host", 5, 6)]
+    assert waits == [(1, "stream", 1, 3), *hosts[:2], (0, "stream", 5, 5), *hosts[2:]]
 
 
 # -- a second, naive simulation

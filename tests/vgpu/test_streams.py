@@ -384,15 +384,21 @@ def test_a_kernel_that_does_not_wait_for_a_copy_sees_the_old_bytes(devices, way,
     assert late.tolist() == [1] * 4
 
 
-def test_copies_of_a_late_engine_do_not_add_up(devices, monkeypatch):
+@pytest.mark.parametrize("number", [1, 20])
+def test_copies_in_one_direction_follow_each_other_and_no_delays_add_up(
+    devices, number, monkeypatch
+):
+    sides = [torch.vgpu.Stream(devices[0]) for _ in range(number)]
     virtual_gpus(2, link=Link(1e9, 0.005))
     x, host = torch.zeros(10, device=devices[0]), torch.zeros(10).pin_memory()
     torch.vgpu.synchronize()
     LateClock(monkeypatch)
     with recorded() as spans:
         with Gate(devices[0]):
-            for _ in range(20):
-                x.copy_(host, non_blocking=True)
+            for i in range(20):
+                sides[i % number].wait_stream(torch.vgpu.current_stream())
+                with use(sides[i % number]):
+                    x.copy_(host, non_blocking=True)
     copies = named(spans, "copy")
     seconds = copies[-1].end - copies[0].start
     assert len(copies) == 20

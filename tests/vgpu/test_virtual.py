@@ -180,18 +180,6 @@ def test_copies_of_a_side_stream_overlap_kernels_and_copies_the_other_way(device
     assert y.sum().item() == 1000
 
 
-def test_copies_in_one_direction_share_their_engine(devices):
-    virtual_gpus(2, link=Link(1e9, 0.02))
-    host = torch.ones(10).pin_memory()
-    with recorded() as recording:
-        for _ in range(3):
-            with torch.vgpu.stream(torch.vgpu.Stream(devices[0])):
-                host.to(devices[0], non_blocking=True)
-    copies = sorted(named(recording, "copy"), key=lambda op: op.start)
-    assert len(copies) == 3 and copies[2].end - copies[0].start > 2.5 * 0.02
-    assert not any(overlap(a, b) for a, b in zip(copies, copies[1:], strict=False))
-
-
 @pytest.mark.parametrize("pinned", [True, False])
 @pytest.mark.parametrize("way", ["h2d", "d2h", "p2p"])
 def test_a_copy_holds_its_engine_for_what_the_link_takes(devices, way, pinned, monkeypatch):
