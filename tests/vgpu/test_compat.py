@@ -206,13 +206,14 @@ def test_pickle_keeps_what_a_tensor_is(device):
 
 def test_deepcopy(device):
     x = torch.ones(3, device=device)
-    x.grad = torch.ones_like(x)
-    y = copy.deepcopy([x, x, x.t()])
+    x.grad, x.note = torch.ones_like(x), [1]
+    y = copy.deepcopy([x, x, x.t(), x.grad, x.note])
     x.grad.zero_()
     assert y[0] is y[1] and y[0] is not x and y[0].grad.tolist() == [1, 1, 1]
+    assert y[0].grad is y[3] and y[0].note is y[4] is not x.note
     with pytest.raises(RuntimeError, match="graph leaves|created explicitly by the user"):
         copy.deepcopy(x.requires_grad_() * 2)
-    assert copy.copy(x) is not x
+    assert copy.copy(x) is not x and copy.deepcopy(x).requires_grad
 
 
 # -- optimizers
@@ -503,7 +504,7 @@ def test_factories(device):
     ):
         assert y.device == device
     assert x.new_tensor([1.0], requires_grad=True).requires_grad
-    assert not x.new_tensor([1.0]).requires_grad
+    assert not x.new_tensor([1.0]).requires_grad and x.int().new_tensor([1.5]).item() == 1
     assert torch.arange(0, 1, 0.3, device=device).shape == (4,)
     assert torch.arange(0, 1, 0.2, device=device).shape == (5,)
     assert torch.zeros_like(x, device="cpu").device == CPU
@@ -910,9 +911,9 @@ def test_splitting_at_indices_of_the_cpu(device):
 def test_lazy_modules_and_initialisation(device):
     net = nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.LazyBatchNorm1d()).to(device)
     assert net(torch.rand(4, 5, device=device)).device == device
-    double = nn.LazyLinear(3, dtype=torch.float64).to(device)
+    double = nn.LazyLinear(3, dtype=torch.float64).to(device).requires_grad_(False)
     assert double(torch.ones(4, 5, device=device).double()).dtype == torch.float64
-    assert net[0].weight.shape == (3, 5)
+    assert net[0].weight.shape == (3, 5) and not double.weight.requires_grad
     nn.init.trunc_normal_(net[0].weight)
     nn.init.orthogonal_(net[0].weight)
     close(net[0].weight @ net[0].weight.T, torch.eye(3))

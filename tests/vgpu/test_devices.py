@@ -375,6 +375,7 @@ def test_more_and_fewer_devices_keep_their_tensors(gpus):
     y = x.to("vgpu:2") + 1
     assert d2lpar.virtual_gpus(1) == gpus[:1]
     assert d2lpar.try_all_gpus() == gpus[:1]
+    assert torch.device("vgpu:2") in virtual.devices_in_use(ever=True)
     assert y.tolist() == [2, 2, 2]
     with pytest.raises(RuntimeError, match="invalid device ordinal: vgpu:1 of 1 virtual GPUs"):
         torch.ones(3, device="vgpu:1")

@@ -163,11 +163,11 @@ def test_the_default_generators_are_those_of_the_devices_in_use(devices):
     assert not hasattr(torch.vgpu, "no_such_name")
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-def test_a_seed_of_torch_reaches_devices_that_are_new_or_not_in_use(devices, is_new):
+@pytest.mark.parametrize(("is_new", "seed"), [(True, 0), (False, 5)])
+def test_a_seed_of_torch_reaches_devices_that_are_new_or_not_in_use(devices, is_new, seed):
     number = len(registry.devices) + 1 if is_new else len(virtual_gpus(3))
     virtual_gpus(2)
-    torch.manual_seed(5)
+    torch.manual_seed(seed)
     device = virtual_gpus(number)[-1]
     assert torch.rand(3, device=device).tolist() == torch.rand(3).tolist()
 

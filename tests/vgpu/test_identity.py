@@ -29,8 +29,9 @@ def test_a_modelled_gpu_says_what_the_real_one_says(model):
     assert known.multi_processor_count == processors and known.warp_size == 32
     text = f"name='{name}', major={major}, minor={minor}, total_memory={memory}MB, multi"
     assert text in repr(known) and f"L2_cache_size={l2}MB)" in repr(known)
-    ids = [str(torch.vgpu.get_device_properties(i).uuid) for i in (0, 1, 0)]
-    assert ids[0] == ids[2] != ids[1] and len(known.uuid.bytes) == 16
+    found = [torch.vgpu.get_device_properties(i) for i in (0, 1, 0)]
+    assert found[0].uuid == found[2].uuid != found[1].uuid and len(known.uuid.bytes) == 16
+    assert [each.pci_bus_id for each in found] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("model", GPUS)
@@ -60,8 +61,8 @@ def test_gpus_that_one_cannot_buy():
     assert torch.vgpu.get_device_capability() == (7, 0)
     virtual_gpus(1, model=GPUS["a100"].scaled(2))
     assert torch.vgpu.get_device_name() == "NVIDIA A100-SXM4-80GB"
-    virtual_gpus(1)
-    assert torch.vgpu.get_device_capability() == (7, 0)
+    virtual_gpus(1, model=type(GPUS["a100"])(**vars(GPUS["a100"]) | {"identity": None}))
+    assert torch.vgpu.get_device_capability() == (8, 0)  # it computes with bfloat16
 
 
 @pytest.mark.parametrize(

@@ -336,13 +336,14 @@ def test_a_new_tensor_like_another_is_made_on_the_device_that_is_named(devices):
     for where in (devices[1], torch.device("cpu")):
         made = [
             x.new_full((2,), 5.0, device=where),
+            x.new_tensor([5.0, 5.0], device=where),
             torch.full_like(x, 5.0, device=where)[:2],
             x.new_zeros(2, device=where) + 5,
             x.new_ones(2, device=where) * 5,
             x.new_empty(2, device=where).fill_(5),
         ]
         assert {y.device for y in made} == {where}
-        assert [y.tolist() for y in made] == [[5, 5]] * 5
+        assert [y.tolist() for y in made] == [[5, 5]] * 6
 
 
 def test_a_tensor_is_not_set_to_one_of_another_device(devices):

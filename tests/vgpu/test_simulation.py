@@ -187,13 +187,21 @@ def test_who_comes_when_another_thread_has_waited_for_room_goes_on():
 
 def test_waits_of_the_host_and_of_streams_are_recorded():
     devices = fixed_gpus(2)
+    stream = torch.vgpu.current_stream(devices[1])
     with recorded() as spans:
         sleep(devices[0], 3)
-        torch.vgpu.current_stream(devices[1]).wait_stream(torch.vgpu.current_stream(devices[0]))
-        sleep(devices[1], 1)
-        torch.vgpu.synchronize(devices[1])
+        event = torch.vgpu.current_stream(devices[0]).record_event()
+        host_takes(1)
+        for _ in range(2):  # the second time the event is reached
+            stream.wait_event(event)
+            sleep(devices[1], 1)
+            stream.wait_stream(stream)
+            torch.vgpu.synchronize(devices[1])
+        room(1, devices[1]).to(devices[0])  # for which the stream that it goes to waits
+        sleep(devices[0], 1)
     waits = [(op.device.index, op.engine, op.start, op.end) for op in spans if op.kind == "wait"]
-    assert waits[:2] == [(1, "stream", 0, 3), (1, "host", 0, 4)]
+    hosts = [(1, "host", 1, 4), (1, "host", 4, 5), (0, "host", 5, 6)]
+    assert waits == [(1, "stream", 1, 3), *hosts[:2], (0, "stream", 5, 5), *hosts[2:]]
 
 
 # -- a second, naive simulation

@@ -69,17 +69,20 @@ def test_kernels_issued_before_have_the_values_and_later_ones_fail(device):
             read().cpu()
 
 
-def test_the_system_has_the_pages_back(device):
+@pytest.mark.parametrize("free", [lambda x: x.untyped_storage().resize_(0), None])
+def test_the_system_has_the_pages_back(device, free):
     def resident():
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * 4096
 
-    tensor = torch.ones(64 * MIB // 4, device=device)
+    x = torch.ones(64 * MIB // 4, device=device)
+    y = x.neg()
+    torch.neg(x, out=x)
     torch.vgpu.synchronize()
     before = resident()
-    tensor.untyped_storage().resize_(0)
+    x, y = map(free, (x, y)) if free else (None, None)
     torch.vgpu.synchronize()
-    assert before - resident() > 48 * MIB
+    assert before - resident() > 112 * MIB
 
 
 def test_streams_that_use_the_memory_hold_it(device):

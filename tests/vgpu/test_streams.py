@@ -236,7 +236,7 @@ def test_the_stream_that_calls_backward_waits_for_its_end(devices):
     with use(forward):
         loss = (x * 2).sum()
     torch.vgpu.synchronize()
-    with Gate(devices[1]), use(caller):
+    with Gate(devices[1]), use(caller), torch.vgpu.device(1):
         forward.wait_stream(torch.vgpu.current_stream(devices[1]))
         (grad,) = torch.autograd.grad(loss, x)
         tenfold = grad * 10
@@ -384,15 +384,21 @@ def test_a_kernel_that_does_not_wait_for_a_copy_sees_the_old_bytes(devices, way,
     assert late.tolist() == [1] * 4
 
 
-def test_copies_of_a_late_engine_do_not_add_up(devices, monkeypatch):
+@pytest.mark.parametrize("number", [1, 20])
+def test_copies_in_one_direction_follow_each_other_and_no_delays_add_up(
+    devices, number, monkeypatch
+):
+    sides = [torch.vgpu.Stream(devices[0]) for _ in range(number)]
     virtual_gpus(2, link=Link(1e9, 0.005))
     x, host = torch.zeros(10, device=devices[0]), torch.zeros(10).pin_memory()
     torch.vgpu.synchronize()
     LateClock(monkeypatch)
     with recorded() as spans:
         with Gate(devices[0]):
-            for _ in range(20):
-                x.copy_(host, non_blocking=True)
+            for i in range(20):
+                sides[i % number].wait_stream(torch.vgpu.current_stream())
+                with use(sides[i % number]):
+                    x.copy_(host, non_blocking=True)
     copies = named(spans, "copy")
     seconds = copies[-1].end - copies[0].start
     assert len(copies) == 20
@@ -590,10 +596,18 @@ def test_devices_reach_one_another(devices):
 def test_a_stream_waits_for_all_that_it_was_told_to(devices):
     streams = [torch.vgpu.current_stream(device) for device in devices]
     host = torch.ones(3).pin_memory()
+
+    class Dependents(list):
+        def append(self, op):
+            super().append(op)
+            other.let_go()  # it ends while what the stream waits for is counted
+            time.sleep(0.1)  # long enough for what does not wait
+
     for last in (0, 1):
         side = torch.vgpu.Stream(devices[0])
-        with Gate(devices[last]):
-            with Gate(devices[1 - last]):
+        with Gate(devices[last]) as gate:
+            gate.op.dependents = Dependents()
+            with Gate(devices[1 - last]) as other:
                 for stream in streams:
                     side.wait_stream(stream)
                 with use(side):
@@ -680,10 +694,16 @@ def test_kernels_that_are_ready_at_once_run_in_the_order_of_their_issue(devices)
 
 def test_all_hosts_that_wait_for_an_op_go_on(devices):
     gate = Gate(devices[0])
-    wait = partial(scheduler.wait, gate.op, devices[0])
-    with in_thread(wait), in_thread(wait), in_thread(wait):
-        wait_until(lambda: len(gate.op.waiters or ()) == 3)
-        gate.let_go()
+
+    class Waiters(list):
+        def append(self, wake):
+            if len(self) == 2:  # the op ends as the third is noted
+                gate.let_go()
+                time.sleep(0.1)  # long enough for what does not wait
+            super().append(wake)
+
+    gate.op.waiters = Waiters()
+    in_threads([partial(scheduler.wait, gate.op, devices[0])] * 3)
 
 
 def test_an_op_that_ends_just_before_a_host_is_noted_as_waiting(devices, monkeypatch):
@@ -701,15 +721,18 @@ def test_an_op_that_ends_just_before_a_host_is_noted_as_waiting(devices, monkeyp
 
 
 def test_an_op_that_has_run_keeps_none_of_those_before_it(devices):
-    gate = Gate(devices[0])
-    first = weakref.ref(gate.op)
-    gate.let_go()
-    del gate
+    side, x = torch.vgpu.Stream(devices[0]), torch.ones(3, device=devices[1])
+    gates = [Gate(devices[0]), Gate(devices[0], side)]
+    torch.vgpu.current_stream().wait_stream(side)
+    x.to(devices[0])  # waits for both
+    before = [weakref.ref(gate.op) for gate in gates]
+    while gates:
+        gates.pop(0).let_go()
+    del side
     torch.ones(3, device=devices[0])
-    torch.vgpu.synchronize()
-    run_what_can()  # the engine is done with it, too
+    run_what_can()  # the engines are done with them, too
     gc.collect()
-    assert first() is None
+    assert [op() for op in before] == [None, None]
 
 
 # -- how far the host runs ahead

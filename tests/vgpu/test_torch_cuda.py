@@ -95,7 +95,7 @@ PROGRAMS = {
     y = torch.ones(2, 2, 2, 2).cuda(memory_format=torch.channels_last)
     assert y.is_contiguous(memory_format=torch.channels_last)
     y = x.cuda()
-    assert y.to("cuda") is y.cuda() is y.to(y.device) is y and y.to("cuda:0") is not y
+    assert y.to("cuda") is y.cuda() is y.to(device=y.device) is y and y.to("cuda:0") is not y
     assert y.type() == "torch.cuda.FloatTensor" and isinstance(y, torch.cuda.FloatTensor)
     assert not isinstance(y.half(), torch.cuda.FloatTensor)
     assert not isinstance(y.cpu(), torch.cuda.FloatTensor)

@@ -180,18 +180,6 @@ def test_copies_of_a_side_stream_overlap_kernels_and_copies_the_other_way(device
     assert y.sum().item() == 1000
 
 
-def test_copies_in_one_direction_share_their_engine(devices):
-    virtual_gpus(2, link=Link(1e9, 0.02))
-    host = torch.ones(10).pin_memory()
-    with recorded() as recording:
-        for _ in range(3):
-            with torch.vgpu.stream(torch.vgpu.Stream(devices[0])):
-                host.to(devices[0], non_blocking=True)
-    copies = sorted(named(recording, "copy"), key=lambda op: op.start)
-    assert len(copies) == 3
-    assert not any(overlap(a, b) for a, b in zip(copies, copies[1:], strict=False))
-
-
 @pytest.mark.parametrize("pinned", [True, False])
 @pytest.mark.parametrize("way", ["h2d", "d2h", "p2p"])
 def test_a_copy_holds_its_engine_for_what_the_link_takes(devices, way, pinned, monkeypatch):
@@ -255,6 +243,7 @@ def test_copy_on_the_same_device_is_a_kernel(devices):
     x = torch.ones(10, device=devices[0])
     with recorded() as recording:
         torch.empty_like(x).copy_(x)
+        x.untyped_storage().resize_(0)  # no work of the device
     assert {op.kind for op in recording} - {"wait"} == {"kernel"}
 
 
@@ -559,7 +548,8 @@ def test_a_fraction_of_the_memory(devices):
     used, device = torch.vgpu.memory_allocated(devices[1]), devices[1]
     virtual_gpus(2, memory=2 * (used + MIB))
     torch.vgpu.set_per_process_memory_fraction(0.5, device)
-    assert torch.vgpu.mem_get_info(device)[1] == 2 * (used + MIB)
+    total = torch.vgpu.get_device_properties(device).total_memory
+    assert total == torch.vgpu.mem_get_info(device)[1] == 2 * (used + MIB)
     assert [torch.vgpu.get_per_process_memory_fraction(d) for d in devices] == [1, 0.5]
     x = torch.empty(MIB, dtype=torch.uint8, device=device)
     with pytest.raises(torch.OutOfMemoryError, match=r"MiB of it is allowed to be used"):

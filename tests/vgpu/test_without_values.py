@@ -293,7 +293,7 @@ def large(device):
 def test_small_tensors_have_values_as_long_as_they_follow_from_small_ones(few):
     x = torch.arange(4, device=few, dtype=torch.float32)
     scale = torch.tensor([2.0], device=few)
-    assert (x * scale + 1).tolist() == [1, 3, 5, 7]
+    assert (x * scale + 1).tolist() == [1, 3, 5, 7] and int((x + 1)[2]) == 3
     assert (x @ x).item() == 14 and float(x.max()) == 3 and int(x.sum()) == 6
     assert bool((x == x).all()) and [10, 20][x[1].long()] == 20
     assert x[x > 1].tolist() == [2, 3] and torch.equal(x, x.clone())
@@ -446,3 +446,6 @@ def test_small_tensors_that_nobody_has_written_are_zero(device, monkeypatch):
         torch.empty_like(torch.empty(169, dtype=torch.long, device="meta"), device=device),
     ):
         assert index.tolist() == [0] * 169
+    for dtype, most in (torch.uint8, 2**26), (torch.int64, 2**20), (torch.float32, 2**16):
+        x = torch.zeros(most // dtype.itemsize, dtype=dtype, device=device)
+        assert x[-1].item() == 0 != x.new_zeros(len(x) + 1)[-1].item()

@@ -165,10 +165,8 @@ def set_thread_count(threads):
 
     `torch.set_num_threads` also sets the default of new threads. So a helper thread reads that
     default before the call, and another one restores it. If no thread can be started, nothing
-    changes. Raises ValueError unless `threads` is a positive integer.
+    changes.
     """
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise ValueError(f"threads must be a positive integer: got {threads!r}")
     with _counting, contextlib.suppress(RuntimeError):
         torch.get_num_threads()  # without this, the first kernel would restore the default
         default = []

@@ -227,8 +227,6 @@ def revive(cell):
         root.data = root.layout.empty(CPU) if memory is None else memory
         if root.layout.dtype.is_floating_point:
             root.data.fill_(float("nan"))
-        if cell.data is NO_VALUES:
-            cell.data = None
 
 
 def fetch(cell):

@@ -47,7 +47,7 @@ class Generator(CPUGenerator):
         return self.owner.torch_device
 
     def manual_seed(self, seed):
-        self._seed, self.offset = CPUGenerator().manual_seed(seed).initial_seed() & _ALL, 0
+        self._seed, self.offset = CPUGenerator().manual_seed(seed).initial_seed(), 0
         return self
 
     def seed(self):
