@@ -154,6 +154,7 @@ def test_both_gradients_of_3x3_are_computed_with_fewer_products():
     weight = torch.empty(6, 4, 3, 3, device="vgpu", requires_grad=True)
     y = F.conv2d(x, weight)
     kernel = one_kernel("aten.convolution_backward", lambda: y.sum().backward())
+    assert kernel.channels_first
     of_input, of_weight = (
         [other.product[:4] for other in each.alternatives] for each in kernel.products
     )

@@ -256,6 +256,9 @@ def test_gradients_of_depthwise_weights_read_the_images_for_each_of_9_weights(de
         given = [each.to(memory_format=layout) for each in tensors]
         kernel = only(torch.ops.aten.convolution_backward, *given, None, *rest, mask)
         assert kernel.num_bytes == (read + again + (27 if to_weight else 150)) * FLOATS
+    rest = None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1, [False, True, False]  # to one channel
+    given = torch.ones(2, 1, 7, 7, device=device), *tensors[1:], *rest
+    assert only(torch.ops.aten.convolution_backward, *given).num_bytes == (98 + 150 + 54) * FLOATS
 
 
 def test_bytes_and_dtype_are_those_of_the_dtype(device):

@@ -118,12 +118,9 @@ def test_a_backward_pass_issues_to_devices_at_the_same_time():
     assert issued == sorted(issued) and len(issued) == 4
 
 
-def fills_the_queue(grad):
-    for _ in range(6):
-        sleep(grad.device, 100)
-
-
-@pytest.mark.parametrize("waits", [torch.Tensor.item, fills_the_queue])
+@pytest.mark.parametrize(
+    "waits", [torch.Tensor.item, lambda grad: [sleep(grad.device, 100) for _ in range(6)]]
+)
 def test_a_wait_in_the_backward_of_a_gpu_holds_no_other_one_up(waits, monkeypatch):
     for module in (scheduler, simulation):
         monkeypatch.setattr(module, "QUEUE_LIMIT", 4)
@@ -143,9 +140,10 @@ def test_a_hook_that_waits_for_what_has_long_ended_sets_no_clock_back():
     y = x.exp()
     early, grad = torch.vgpu.current_stream().record_event(), torch.ones(3, device=device)
     y.register_hook(lambda grad: early.synchronize())
+    host_takes(100)
     with recorded() as spans:
         y.backward(grad)
-    assert [span.issued for span in spans if span.name == "aten.mul"] == [4]
+    assert [span.issued for span in spans if span.name == "aten.mul"] == [3 + 100 + 1]
     assert all(span.start <= span.end for span in spans)
 
 

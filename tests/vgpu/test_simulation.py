@@ -45,6 +45,16 @@ def test_what_a_stream_waited_for_by_an_earlier_clock_holds_up_nothing():
 # -- copies
 
 
+def test_copies_through_the_host_take_the_link_to_the_cpu():
+    devices = fixed_gpus(2, link=BYTE_A_SECOND, peer_link="pcie4-through-host-measured")
+    x, y = (room(3, device) for device in devices)
+    with schedule() as found:
+        room(3).copy_(x, non_blocking=True)
+        with torch.vgpu.stream(torch.vgpu.Stream(devices[0])):
+            y.copy_(x, non_blocking=True)
+    assert [start for start, _ in times(found)] == [0, 3]
+
+
 def test_the_host_waits_for_pageable_memory_which_is_slower():
     (device,) = fixed_gpus(1, link=Link(4.0, 1.0, pageable=2.0))
     there = room(8, device)
@@ -92,20 +102,6 @@ def test_copies_into_new_memory_take_as_long_as_d2l_measured():
     x = torch.empty(2**22, device=device)  # 16 MiB, of what the process has already
     x.to("cpu")
     assert clock() == 0
-
-
-def test_item_waits_for_its_stream_only():
-    devices = fixed_gpus(2, seconds=1, launch=0.5, link=Link(1.0, 3.0))
-    side = torch.vgpu.Stream(devices[0])
-    x = torch.ones((), device=devices[0])  # issued at 0.5, until 1.5
-    sleep(devices[1], 100)
-    sleep(devices[0], 50, side)
-    assert x.item() == 1  # copies 4 bytes: 3 s and 4 s
-    assert clock() == 2 + 7
-    torch.vgpu.synchronize(devices[0])
-    assert clock() == 1.5 + 50
-    torch.vgpu.synchronize(devices[1])
-    assert clock() == 1 + 100
 
 
 def test_a_stream_that_is_asked_again_and_again_is_done_in_the_end():
