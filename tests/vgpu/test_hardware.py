@@ -231,8 +231,7 @@ def test_matrices_that_are_not_aligned_are_slow_on_tensor_cores_only():
 def test_attention_has_a_tile_for_each_128_queries_of_a_head(length):
     """Tiles of 6 heads run on 4 multiprocessors in two waves, as 8 tiles would."""
     product = Product(6, length, 256, 64, exponentials=1.0)
-    products = 2 * 6 * length * 256 * 64 / (0.5 * 8e9)
-    seconds = 8 / 6 * (products + 6 * length * 256 / (0.25 * 1e9 / 2))
+    seconds = 8 / 6 * 6 * length * 256 * (2 * 64 / (0.5 * 8e9) + 1 / (0.25 * 1e9 / 2))
     mine = on_tensor_cores(tensor_efficiency=0.5)
     assert mine.product_seconds(product, torch.float16) == pytest.approx(seconds, rel=1e-9)
 
