@@ -1,6 +1,7 @@
 """Convolutions: their layouts and values, and the time that their layout and size take."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -137,7 +138,13 @@ def test_other_convolutions_save_nothing():
         ((512, 256, 3, 1), {}),
     ):
         _, kernel = of_convolution("v100", (64, 256, 58, 58), size, **options)
-        assert not kernel.products[0].alternatives, (size, options)
+        (product,) = kernel.products  # wide groups are not padded
+        assert not product.alternatives and product.together == 1, (size, options)
+    for channels, groups in (4, 1), (1, 8):
+        x, weight = (torch.empty(*size, 3, 3, device="vgpu") for size in ((2, 8), (8, channels)))
+        program = partial(F.conv_transpose2d, x, weight, groups=groups)
+        (product,) = one_kernel("aten.convolution", program).products
+        assert not product.alternatives and not product.direct
 
 
 def test_both_gradients_of_3x3_are_computed_with_fewer_products():
@@ -147,6 +154,7 @@ def test_both_gradients_of_3x3_are_computed_with_fewer_products():
     weight = torch.empty(6, 4, 3, 3, device="vgpu", requires_grad=True)
     y = F.conv2d(x, weight)
     kernel = one_kernel("aten.convolution_backward", lambda: y.sum().backward())
+    assert kernel.channels_first
     of_input, of_weight = (
         [other.product[:4] for other in each.alternatives] for each in kernel.products
     )
@@ -238,6 +246,14 @@ def test_channels_first_are_copied_twice_for_tensor_cores(gpu, dtype, copied):
     assert kernel.num_bytes == same.num_bytes == numbers * dtype.itemsize
     passes = (first - last) / (kernel.num_bytes / (REACHED * GPUS[gpu].bandwidth))
     assert passes == pytest.approx(2 if copied else 0, abs=1e-6)
+
+
+def test_what_has_one_layout_only_is_not_copied_for_tensor_cores():
+    pixel, channel = ((2, 8, 5, 5), (8, 8, 1, 1)), ((2, 1, 5, 5), (8, 1, 3, 3))
+    cases = (pixel, {}, False), (pixel, {"stride": 2}, True), (pixel, {"padding": 1}, True)
+    for sizes, options, copied in (*cases, (channel, {}, False)):
+        _, kernel = of_convolution("v100", *sizes, torch.half, **options)
+        assert kernel.channels_first == copied
 
 
 def test_tensor_cores_take_3x3_as_it_is():

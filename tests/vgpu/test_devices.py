@@ -172,6 +172,8 @@ def test_the_environment_gives_the_threads_that_a_call_does_not(monkeypatch):
     monkeypatch.setenv("VGPU_THREADS", "")
     d2lpar.virtual_gpus(1)
     assert figures("threads") == [1]
+    monkeypatch.setenv("VGPU_DEVICES", "t4:3")
+    assert device_setup.requested_settings(2) == {"n": 3, "model": "t4"}
     for text in ("0", "-1", "two"):
         monkeypatch.setenv("VGPU_THREADS", text)
         with pytest.raises(ValueError, match=f"VGPU_THREADS must .* got '{text}'"):
@@ -221,6 +223,7 @@ def test_one_figure_for_all_or_one_for_each():
     assert figures("memory") == [3_000_000] * 3
     assert figures("link") == [None, PRESETS["pcie3"], Link(1e6)]
     assert figures("peer_link") == figures("link")
+    assert registry.devices[1].link_to(registry.devices[2]) == PRESETS["pcie3"]
     d2lpar.virtual_gpus(3, link=("pcie3", None, 1e9), peer_link=None)
     assert figures("link") == [PRESETS["pcie3"], None, Link(1e9)]
     assert figures("peer_link") == [None] * 3
@@ -289,6 +292,7 @@ def test_an_error_of_one_device_changes_nothing_on_the_others(gpus):
         d2lpar.virtual_gpus(2, memory=[2**20, 3999], link="pcie4", threads=2)
     assert [*map(figures, FIGURES)] == before
     assert x.sum().item() == 1000
+    d2lpar.virtual_gpus(2, memory=[2**20, torch.vgpu.memory_allocated(1)])
 
 
 def test_memory_and_cores_are_those_of_this_process(monkeypatch):
@@ -296,8 +300,10 @@ def test_memory_and_cores_are_those_of_this_process(monkeypatch):
     d2lpar.virtual_gpus(2)
     assert figures("memory") == [4 * 10**8] * 2
     monkeypatch.setattr(device_setup, "cores_of_this_process", lambda: 1)
-    with pytest.warns(UserWarning, match="10 threads of virtual GPUs share 1 CPU cores"):
-        d2lpar.virtual_gpus(2, threads=5)
+    with pytest.warns(UserWarning, match="10 threads of virtual GPUs share 1 CPU cores") as noted:
+        for threads, model in (4, None), (5, "v100"), (5, None):
+            d2lpar.virtual_gpus(2, threads=threads, model=model)
+    assert len(noted) == 1
 
 
 def test_threads_of_a_device_are_not_those_of_threads_to_come(gpus):
@@ -324,6 +330,9 @@ def test_kernels_run_with_the_threads_asked_for_and_nothing_else_does(gpus):
     assert torch.get_num_threads() == here
     assert torch.vgpu.get_device_name(0) == "Virtual GPU (3 CPU threads)"
     assert torch.vgpu.get_device_properties(gpus[1]).multi_processor_count == 2
+    for threads in ([2, 3], [3, 2]):
+        d2lpar.virtual_gpus(2, threads=threads, model="v100")  # one thread computes for both
+        assert kernel_threads(gpus[0]) == 3
     d2lpar.virtual_gpus(2)
     assert [kernel_threads(device) for device in gpus] == [1, 1]
     assert torch.vgpu.get_device_name() == "Virtual GPU (1 CPU thread)"
@@ -440,7 +449,7 @@ def test_a_scaled_link_is_slower_and_says_so():
     assert str(link) == "pcie3 slowed 100x (157.5 MB/s, latency 10 µs)"
     assert str(Link(1e8, 2e-3)) == "link (100 MB/s, latency 2 ms)"
     assert link.source == PRESETS["pcie3"].source
-    assert Link(1e9).scaled(2) == Link(5e8, name="link slowed 2x")
+    assert Link(1e9, startup=1).scaled(2) == Link(5e8, name="link slowed 2x", startup=1)
     for factor in (0, -1, math.nan):
         with pytest.raises(ValueError, match=f"must be positive: got {factor}"):
             link.scaled(factor)
@@ -454,6 +463,7 @@ def test_a_scaled_link_is_slower_and_says_so():
         ((math.nan,), "got nan"),
         ((1e9, -1e-6), "latency of a link must not be negative, in seconds: got -1e-06"),
         ((1e9, math.nan), "nan"),
+        ((1e9, 0, None, "", "", -1), "startup of a link must not be negative, in seconds: got -1"),
         ((1e9, 0, 0), "pageable of a link must be positive, in bytes/s: got 0"),
     ],
 )

@@ -86,6 +86,8 @@ SECONDS = itertools.product(["operator", "module", "autograd"], [-1.0, float("in
     [
         (gpu, {"memory": 0}, "memory of a GPU must be a positive number: got 0"),
         (gpu, {"memory": -1}, "memory of a GPU must be a positive number: got -1"),
+        (gpu, {"memory": "16 GB"}, "memory of a GPU must be a positive number: got '16 GB'"),
+        (gpu, {"peaks": {"float32": 1e9, "fp16": 2e9}}, "must be of float64, .*: got 'fp16'"),
         (gpu, {"bandwidth": 0}, "bandwidth of a GPU must be a positive number: got 0"),
         (gpu, {"bandwidth": NAN}, "bandwidth of a GPU must be a positive number: got nan"),
         (gpu, {"peaks": {"float32": 0}}, "float32 of a GPU must be a positive number: got 0"),
@@ -140,6 +142,8 @@ def test_over_the_network_its_link_counts():
     first, *others = registry.devices[:4]
     links = [first.link_to(other) for other in others]
     assert links == [GPUS["v100"].peer_link, Link(1.0, 3), Link(1.0, 3)]
+    virtual_gpus(9, model="v100")  # one machine
+    assert registry.devices[0].link_to(registry.devices[8]) == GPUS["v100"].peer_link
 
 
 # -- the time of a kernel
@@ -170,6 +174,14 @@ def test_no_tile_of_a_product_in_float32_is_narrower_than_64():
     assert mine.product_seconds(narrow, **convolution) < mine.product_seconds(wide, **convolution)
 
 
+def test_sums_of_less_than_64_terms_are_not_split():
+    """Four tiles of 64 x 64 for 8 multiprocessors: in two parts from 128 terms on, and 9 more."""
+    mine, rate = gpu(multiprocessors=8), 0.92 * 1e9 / 8 * (64 / 96) / (128 / 160)
+    for k, terms, adding in (127, 127, 0), (128, 64, 3e-6):
+        seconds = 2 * 64 * 64 * (terms + 9) / rate + adding
+        assert mine.product_seconds(Product(1, 128, 128, k)) == pytest.approx(seconds, rel=1e-9)
+
+
 @pytest.mark.parametrize(("waves", "k"), [(1, 4096), (2, 4096), (5, 4096), (8, 128)])
 def test_full_waves_of_the_largest_tiles_on_tensor_cores_begin_and_end(waves, k):
     """Four tiles of 256 x 128 at a time, each begins and ends, in 2.5 microseconds."""
@@ -197,6 +209,8 @@ def test_the_sums_of_a_large_product_on_tensor_cores_are_not_split():
     small = Product(1, 512, 512, 8192)  # 1 MiB: up to eight parts
     filled = small.flops / 8e9
     assert mine.product_seconds(small, torch.float16) < 1.5 * filled
+    mine = on_tensor_cores(multiprocessors=108, tensor_efficiency=1.0, workspace=2**20)
+    assert mine.product_seconds(small, torch.float16) > 1.5 * filled
 
 
 def test_matrices_that_are_not_aligned_are_slow_on_tensor_cores_only():
@@ -211,6 +225,15 @@ def test_matrices_that_are_not_aligned_are_slow_on_tensor_cores_only():
     assert h100.product_seconds(odd) == h100.product_seconds(even)
     slow = gpu(multiprocessors=132, peaks={"float32": 1e12, "float16": 2e12})
     assert slow.product_seconds(odd, torch.float16) == slow.product_seconds(even, torch.float16)
+
+
+@pytest.mark.parametrize("length", [1, 100, 128])
+def test_attention_has_a_tile_for_each_128_queries_of_a_head(length):
+    """Tiles of 6 heads run on 4 multiprocessors in two waves, as 8 tiles would."""
+    product = Product(6, length, 256, 64, exponentials=1.0)
+    seconds = 8 / 6 * 6 * length * 256 * (2 * 64 / (0.5 * 8e9) + 1 / (0.25 * 1e9 / 2))
+    mine = on_tensor_cores(tensor_efficiency=0.5)
+    assert mine.product_seconds(product, torch.float16) == pytest.approx(seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize(("dtype", "peak"), [(torch.float32, 1e9), (torch.float16, 8e9)], ids=str)

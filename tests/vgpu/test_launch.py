@@ -180,7 +180,7 @@ def devices_of_rank():
 @pytest.mark.usefixtures("devices")
 def test_each_rank_has_a_virtual_gpu_with_the_figures_of_those_here(capfd):
     link = d2lpar.Link(1e8)
-    d2lpar.virtual_gpus(2, memory=[10**8, 2 * 10**8], peer_link=link)
+    d2lpar.virtual_gpus(2, memory=(10**8, 2 * 10**8), peer_link=link)
     assert d2lpar.launch(devices_of_rank) == [
         (rank, 2, link, (rank + 1) * 10**8, [2, 2]) for rank in range(2)
     ]

@@ -851,9 +851,13 @@ def test_a_collective_takes_the_startup_once_and_a_copy_does_not():
         assert seconds_of_sum() == 5 + 2 * 0.25 + 8
         devices = fixed_gpus(2, peer_link=link, link=link)  # by a new clock
         assert seconds_of_sum() == 5 + 2 * 0.25 + 8
+        x, begun = room(8, devices[0]), clock()
+        with torch.vgpu.stream(torch.vgpu.Stream()):
+            x.copy_(room(8), non_blocking=True)  # the other direction of the same link
+        dist.send(x, 1)
+        assert end() - begun == 5 + 0.25 + 8
     with equal_ranks(1):
         assert seconds_of_sum() == 0
-    x = room(8, devices[0])
     for move in (lambda: x.to(devices[1]), x.cpu):
         begun = end()
         move()

@@ -491,7 +491,8 @@ def test_set_stream_makes_its_device_the_current_one(devices):
 def test_streams_in_use_have_numbers_of_their_own(devices):
     first, second = (torch.vgpu.Stream(devices[0]) for _ in range(2))
     del first
-    assert torch.vgpu.Stream(devices[0]).stream_id != second.stream_id
+    streams = [second, *(torch.vgpu.Stream(devices[0]) for _ in range(2))]
+    assert len({stream.stream_id for stream in streams}) == 3
 
 
 def test_a_negative_device_is_refused(devices):
@@ -554,9 +555,9 @@ def test_blocks_that_an_interrupt_left_entered_are_left_from_the_innermost(devic
 
 def test_streams_and_events_of_torch_itself(devices):
     for where in (devices[1], "vgpu:1"):
-        stream = torch.Stream(device=where)
+        stream = torch.Stream(device=where, priority=-1)
         assert isinstance(stream, torch.vgpu.Stream) and isinstance(stream, torch.Stream)
-        assert stream.device == devices[1]
+        assert (stream.device, stream.priority) == (devices[1], -1)
         assert stream != torch.vgpu.default_stream(1)
     event = torch.Event(device=devices[1], enable_timing=True)
     assert isinstance(event, torch.vgpu.Event) and isinstance(event, torch.Event)

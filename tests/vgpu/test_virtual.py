@@ -699,7 +699,7 @@ def test_several_threads_issue_to_both_devices(devices):
 
 
 FORK = """
-import os, sys, threading, time, torch, d2lpar
+import os, signal, sys, threading, time, torch, d2lpar
 import multiprocessing
 from vgpu.runtime import registry
 from vgpu.runtime import engines
@@ -761,6 +761,7 @@ for batch in loader:
     print("batch", batch.is_pinned(), batch.to(a, non_blocking=True).sum().item(), flush=True)
 pid = os.fork()
 if not pid:
+    signal.alarm(30)  # it waits for no engine of its parent
     sys.exit(0)
 print("plain fork", os.waitpid(pid, 0)[1], flush=True)
 torch.vgpu.synchronize(b)
