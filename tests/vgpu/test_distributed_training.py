@@ -124,7 +124,7 @@ def test_ddp_takes_the_steps_of_one_device():
 
 
 @in_ranks(2)
-def test_ddp_without_sync_and_with_uneven_inputs():
+def test_ddp_without_sync():
     rank, k, device = join()
     expected = Net()
     for inputs, targets in zip(X.chunk(2), Y.chunk(2), strict=True):
@@ -142,24 +142,6 @@ def test_ddp_without_sync_and_with_uneven_inputs():
     assert not [span for span in recording if span.kind == "collective"]
     mean_square(ddp(batches[1][0]), batches[1][1]).backward()
     assert_equal([p.grad.cpu() for p in ddp.parameters()], [p.grad for p in expected.parameters()])
-
-    # Rank 0 has three batches, rank 1 two: gradients are divided by 2 in the third step, too.
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=LR)
-    for count in range(3):
-        optimizer.zero_grad()
-        for other in range(k):
-            if count < 3 - other:
-                (mean_square(net(part(X, other, k)), part(Y, other, k)) / k).backward()
-        optimizer.step()
-    ddp = DistributedDataParallel(Net().to(device))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
-    with ddp.join():
-        for _ in range(3 - rank):
-            optimizer.zero_grad()
-            mean_square(ddp(part(X, rank, k).to(device)), part(Y, rank, k).to(device)).backward()
-            optimizer.step()
-    assert_equal([p.cpu() for p in ddp.parameters()], [*net.parameters()])
 
 
 @in_ranks(2)
@@ -179,13 +161,13 @@ def test_ddp_broadcasts_parameters_and_buffers_of_rank_0():
 
 
 @in_ranks(2)
-def test_the_divisor_of_ddp_is_the_number_of_ranks_that_have_inputs_left():
+def test_the_divisor_of_ddp_is_the_number_of_ranks_at_first_or_of_those_that_have_inputs_left():
 
-    def gradients(device, group):
+    def gradients(device, group, first):
         net = nn.Linear(1, 1, bias=False).to(device)
         ddp = DistributedDataParallel(net, process_group=group)
         found = []
-        with ddp.join(divide_by_initial_world_size=False):
+        with ddp.join(divide_by_initial_world_size=first):
             for i in range(2 + dist.get_rank()):
                 net.zero_grad()
                 ddp(torch.full((1, 1), 1.0 + i + dist.get_rank(), device=device)).sum().backward()
@@ -193,8 +175,9 @@ def test_the_divisor_of_ddp_is_the_number_of_ranks_that_have_inputs_left():
         return found
 
     rank, device, group = set_up()
-    ours, theirs = gradients(device, group), gradients("cpu", dist.group.WORLD)
-    assert ours == theirs == [1.5, 2.5, 4.0][: 2 + rank]
+    for first, last in (True, 2.0), (False, 4.0):
+        ours, theirs = gradients(device, group, first), gradients("cpu", dist.group.WORLD, first)
+        assert ours == theirs == [1.5, 2.5, last][: 2 + rank]
 
 
 @in_ranks(2)

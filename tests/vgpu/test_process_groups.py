@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from gates import Gate, named, recorded, run_what_can
-from modelling import member_of
 from ranks import (
     LIMIT,
     a_group,
@@ -32,11 +31,9 @@ from waiting import wait_until
 
 from vgpu import Link, virtual_gpus
 from vgpu.distributed import collective_costs as costs
-from vgpu.distributed import timekeeper
 from vgpu.distributed.agreement import Agreement
 from vgpu.distributed.collective import Collective
 from vgpu.distributed.routes import Route
-from vgpu.distributed.timekeeper import NEVER, Keeper, Post
 from vgpu.runtime import registry
 
 pytestmark = pytest.mark.waits
@@ -150,16 +147,6 @@ def test_premultiplied_sum_by_a_number_and_by_a_tensor(rank, device, group):
     x = numbers(rank, 4, dtype=torch.int32).to(device)
     op = dist._make_nccl_premul_sum(2.0)
     raises(TypeError, "PreMulSum Data type", dist.all_reduce, x, op, group=group)
-
-
-@in_group(2)
-def test_operations_on_bits_raise(rank, device, group):
-    x = torch.ones(2, dtype=torch.int32, device=device)
-    for op in (Op.BAND, Op.BOR, Op.BXOR):
-        raises(ValueError, "NCCL", dist.all_reduce, x, op, group=group)
-        raises(ValueError, "NCCL", dist.reduce, x, 0, op, group=group)
-    dist.all_reduce(x, group=group)
-    assert x.tolist() == [2, 2]
 
 
 @in_groups(1, 2, 3)
@@ -302,6 +289,8 @@ def test_tensors_elsewhere_and_sizes_that_do_not_fit_raise_at_the_call(rank, dev
     raises(ValueError, "parts", dist.all_gather_into_tensor, x, x, group=group)
     raises(ValueError, "parts", dist.reduce_scatter_tensor, x, x, group=group)
     raises(ValueError, "parts", dist.all_to_all_single, x.clone(), x, group=group)
+    raises(ValueError, "match", dist.all_gather_into_tensor, torch.cat([x, x]).double(), x, group)
+    raises(ValueError, "2 tensors, one a rank: got 1", dist.all_gather, [x.clone()], x, group=group)
     raises(ValueError, "itself|own rank|same", dist.send, x, rank, group=group)
 
 
@@ -359,7 +348,7 @@ def test_the_work_of_coalesced_messages_waits_for_each_of_them(rank, device, gro
         work.wait()
         hear("rank 1 has received")
         for _ in range(30):  # in which a stream that waits for the last only would go on
-            assert not torch.vgpu.current_stream().query()
+            assert not (torch.vgpu.current_stream().query() or work.works[0].is_completed())
             time.sleep(0.01)
         tell("rank 0 waits")
     else:
@@ -398,11 +387,6 @@ def test_several_messages_under_way_keep_their_order_whatever_their_tags(rank, d
     for work in works:
         work.wait()
     assert [x[0].item() for x in tensors] == [0, 1, 2, 3]
-    both = [torch.full((2,), float(rank), device=device) for _ in range(2)]
-    works = [recv(both[1], group_src=1 - rank), send(both[0], group_dst=1 - rank)]
-    for work in works:
-        work.wait()
-    assert [x[0].item() for x in both] == [rank, 1 - rank]
 
 
 # -- groups
@@ -481,7 +465,7 @@ def test_nccl_alone_refuses_tensors_on_the_cpu(rank, device, group):
 
 
 @in_group(2)
-def test_types_that_nccl_does_not_know_raise(rank, device, group):
+def test_types_and_operations_that_nccl_does_not_know_raise(rank, device, group):
     """Of the map `ncclDataType` and of `to_nccl_data_type` in torch's NCCL backend.
 
     torch hands complex numbers over as pairs of real ones.
@@ -499,6 +483,9 @@ def test_types_that_nccl_does_not_know_raise(rank, device, group):
     x = torch.ones(2, dtype=torch.complex64, device=device)
     for call in group.allreduce, group.broadcast, group.reduce:
         call([x]).wait()
+    for op in (Op.BAND, Op.BOR, Op.BXOR):
+        raises(ValueError, "NCCL", dist.all_reduce, x.real.int(), op, group=group)
+        raises(ValueError, "NCCL", dist.reduce, x.real.int(), 0, op, group=group)
     text = "not supported for NCCL process group: ComplexFloat"
     raises(TypeError, text, group._allgather_base, torch.cat([x, x]), x)
     x = torch.ones(2, device=device).to(torch.float8_e4m3fn)
@@ -529,6 +516,8 @@ def test_tensors_on_the_cpu_go_through_gloo(rank, device, _):
     group = dist.new_group(backend="cpu:gloo,vgpu:vccl")
     x = torch.ones(2, device=device)
     dist.all_reduce(x, group=group)
+    for call in (lambda: dist.all_reduce(x), lambda: dist.broadcast(x, 0)):
+        raises(RuntimeError, "vccl", call)  # for the default group has gloo alone
     assert x.tolist() == [2, 2]
     x = numbers(rank, 3)
     dist.all_reduce(x, group=group)
@@ -537,6 +526,8 @@ def test_tensors_on_the_cpu_go_through_gloo(rank, device, _):
     y = torch.zeros(3)
     (dist.send if rank == 0 else dist.recv)(x if rank == 0 else y, 1 - rank, group=group)
     assert rank == 0 or y.tolist() == x.tolist()
+    if rank == 0:
+        raises(RuntimeError, "1 failed .* 100 ms", group.monitored_barrier, timedelta(seconds=0.1))
 
 
 def initialized(backend, folder):
@@ -565,14 +556,6 @@ def test_a_default_group_chooses_by_device(backend, tmp_path):
     job_of(2).run(initialized, backend, str(tmp_path), last=True)
 
 
-@in_group(2)
-def test_a_gloo_group_refuses_tensors_on_virtual_gpus(rank, device, _):
-    x = torch.ones(3, device=device)
-    for call in (lambda: dist.all_reduce(x), lambda: dist.broadcast(x, 0)):
-        raises(RuntimeError, "vccl", call)
-    assert x.tolist() == [1, 1, 1]
-
-
 # -- what is asynchronous, and what waits for what
 
 
@@ -584,7 +567,7 @@ def test_a_collective_returns_before_the_others_have_come(rank, device, group):
         work = dist.all_reduce(x, group=group, async_op=True)
         work.wait()
         y = x + 1
-        assert not work.is_completed()
+        assert not work.is_completed() and not work.is_success()
         tell("rank 0 goes on")
         assert y.tolist() == [5, 5, 5] and work.is_completed() and work.is_success()
     else:
@@ -704,8 +687,12 @@ def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done(rank, devi
     gc.collect()
     assert torch.vgpu.memory_allocated(device) == before
     x = torch.ones(1000, device=device)
-    work = dist.all_reduce(x, group=group, async_op=True)  # for which nothing waits
+    with_x = torch.vgpu.memory_allocated(device)
+    op = dist._make_nccl_premul_sum(torch.ones(1, device=device))
+    work = dist.all_reduce(x, op, group=group, async_op=True)  # for which nothing waits
     torch.vgpu.synchronize()
+    del op
+    assert torch.vgpu.memory_allocated(device) == with_x
     del x, work
     gc.collect()
     assert torch.vgpu.memory_allocated(device) == before
@@ -731,6 +718,21 @@ def test_what_follows_a_backward_pass_waits_for_the_collectives_of_ddp(rank, dev
 
 
 @in_group(2)
+def test_a_collective_in_a_backward_pass_waits_for_the_gradient_that_it_reads(rank, device, group):
+    side, other = torch.vgpu.Stream(device), torch.device("vgpu", 1 - rank)
+    x = torch.ones(3, device=device, requires_grad=True)
+    y = x.clone()
+    y.register_hook(lambda gradient: dist.all_reduce(gradient, group=group))
+    torch.vgpu.synchronize()
+    with side:
+        loss = (2 * y).sum()
+    with Gate(other):
+        side.wait_stream(torch.vgpu.current_stream(other))
+        loss.backward()
+    assert x.grad.tolist() == [4, 4, 4]
+
+
+@in_group(2)
 def test_a_barrier_lets_the_host_wait(rank, device, group):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -741,25 +743,29 @@ def test_a_barrier_lets_the_host_wait(rank, device, group):
             time.sleep(0.2)
             dist.distributed_c10d._get_default_store().set("rank 1 came", "")
             dist.barrier(group=group)
-    dist.monitored_barrier(group=dist.group.WORLD)
 
 
 @in_groups(2)
 def test_futures_have_the_tensors_and_call_back_behind_them(rank, device, group):
-    x = torch.ones(3, device=device)
+    x = torch.ones(5, device=device)[1:]  # its memory is written, of which it is a view
     if rank == 1:
         hear("rank 0 has asked")
     future = dist.all_reduce(x, group=group, async_op=True).get_future()
     with torch.vgpu.device(1 - rank):  # the stream is one of the tensors' GPU
-        doubled = future.then(lambda f: f.value()[0] * 2)
+        both = future.then(lambda f: [f.value()[0] * 2, torch.vgpu._sleep(0.01), f.value()[0] * 3])
+    sixes = both.then(lambda f: f.value()[2] + 0)
+    assert torch.ones(1, device=device).item() == 1  # the current stream goes on
+    copy = both.wait()[2] + 0
     if rank == 0:
-        assert torch.ones(1, device=device).item() == 1  # the current stream goes on
         tell("rank 0 has asked")
     assert future.wait()[0] is x
-    assert doubled.wait().tolist() == [4, 4, 4]
-    assert x.tolist() == [2, 2, 2]
-    chained = doubled.then(lambda f: f.wait().sum().item())
-    assert chained.wait() == 12
+    assert sixes.wait().tolist() == copy.tolist() == [6, 6, 6, 6]
+    assert x.tolist() == [2, 2, 2, 2]
+    chained = both.then(lambda f: f.wait()[0].sum().item())
+    assert chained.wait() == 16
+    for call, size in (dist.all_gather_into_tensor, 8), (dist.all_to_all_single, 4):
+        out = torch.zeros(size, device=device)
+        assert call(out, x, group=group, async_op=True).get_future().wait()[0] is out
 
 
 # -- spans and links
@@ -856,17 +862,14 @@ def test_a_message_keeps_one_direction_of_the_link_and_a_collective_both(rank, d
     assert len({*everywhere(found.sending.free_at)}) == 1
 
 
+OTHERS = costs.all_gather, costs.all_to_all, costs.broadcast, costs.gather
+
+
 def test_an_all_reduce_takes_the_faster_of_ring_and_tree():
     ring, tree = (costs.all_reduce(8, 800, Route(1.0, latency)) for latency in (0.0, 1e6))
     assert (ring.steps, ring.num_bytes) == (14, 1400)
     assert (tree.steps, tree.num_bytes) == (6, 1600)
-    for cost in (
-        costs.all_reduce,
-        costs.all_gather,
-        costs.all_to_all,
-        costs.broadcast,
-        costs.gather,
-    ):
+    for cost in (costs.all_reduce, *OTHERS):
         alone = cost(1, 800, Route(1.0, 1.0, startup=1.0))
         assert alone == costs.CollectiveCost(0, 0), "a rank alone sends nothing"
         assert alone.seconds(Route(1.0, 1.0, startup=1.0)) == 0
@@ -895,9 +898,10 @@ def test_steps_between_machines_are_those_of_nccls_ring_and_trees(k, machines, r
         steps = (cost.steps - cost.between) * latency + cost.between * 3 * latency
         assert cost.seconds(route) == 0.5 + steps + cost.num_bytes
     assert found == [ring, tree]
-    for kind in (costs.all_gather, costs.all_to_all, costs.broadcast, costs.gather):
+    for kind in OTHERS:
         cost = kind(k, 64 * k, route)
         assert (cost.steps, cost.between) == (k - 1, machines - 1)  # once around the ring
+    assert costs.send(2, 8, route).between == machines - 1
 
 
 def test_ranks_agree_on_the_last_start_and_the_slowest_link():
@@ -944,10 +948,10 @@ def test_ranks_that_disagree_are_told_what_each_has_called():
     def ones(device, count=3, **options):
         return torch.ones(count, device=device, **options)
 
-    reduce, broadcast = dist.all_reduce, dist.broadcast
+    reduce, broadcast, me = dist.all_reduce, dist.broadcast, dist.get_rank()
     all_to_all, kinds = dist.all_to_all_single, (torch.int32, torch.float32)
     for call, *words in (
-        (lambda r, d, g: reduce(ones(d, 3 + r), group=g), "float32[3]", "float32[4]"),
+        (lambda r, d, g: reduce(ones(d, 3 + r), group=g), "[3]", "rank {1}: all_reduce(float32[4]"),
         (
             lambda r, d, g: reduce(ones(d, dtype=(torch.float32, torch.float64)[r]), group=g),
             *("float32[3]", "float64[3]"),
@@ -956,19 +960,22 @@ def test_ranks_that_disagree_are_told_what_each_has_called():
             lambda r, d, g: reduce(ones(d), group=g) if r else broadcast(ones(d), 0, group=g),
             *("all_reduce", "broadcast"),
         ),
-        (lambda r, d, g: broadcast(ones(d), r, group=g), "root 0", "root 1"),
+        (lambda r, d, g: broadcast(ones(d), me, group=g), "rank 0: broadcast(float32[3], root 0)"),
+        (lambda r, d, g: dist.reduce(ones(d), me, OPS[2 + r], g), "min, root", "max, root"),
+        (lambda r, d, g: dist.gather(ones(d), [ones(d)] * 2, me, g), "root 0", "root 1"),
+        (lambda r, d, g: dist.reduce_scatter(ones(d), [ones(d)] * 2, OPS[2 + r], g), "min", "max"),
         (lambda r, d, g: all_to_all(*[ones(d, 2).to(kinds[r])] * 2, group=g), *map(str, kinds)),
         (lambda r, d, g: reduce(ones(d), (Op.MIN, Op.MAX)[r], group=g), "min", "max"),
         (
-            lambda r, d, g: (dist.recv, dist.send)[r](ones(d, 3 + r), 1 - r, group=g),
-            *("recv of message(3 of float32", "send of message(4 of float32"),
+            lambda r, d, g: (dist.recv, dist.send)[r](ones(d, 3 + r), 1 - me, group=g),
+            *("send of message(4 of float32", "recv of message(3 of float32) from rank {1}"),
         ),
         (kernel, "but cannot", "index 7"),
     ):
-        rank, device, group = set_up()
+        rank, device, group = set_up(is_reversed=True)
         text = failure_of(lambda: call(rank, device, group))  # noqa: B023
         for word in ("disagree", "rank 0", "rank 1", *words):
-            assert word in text, text
+            assert word.format(*dist.get_process_group_ranks(group)) in text, text
         for _ in range(2):
             again = failure_of(lambda: reduce(ones(device), group=group))  # noqa: B023
             assert "failed before" in again and words[0] in again, again
@@ -997,20 +1004,26 @@ def test_parts_of_sizes_that_do_not_fit_raise_in_both_ranks():
 
 @in_group(3, timeout=LIMIT)
 def test_who_waits_in_vain_says_for_whom_and_for_as_long_as_the_group_may(rank, device, group):
-    other = a_group(timeout=2)
+    other = a_group([2, 1, 0], timeout=2)
     group.set_timeout(timedelta(seconds=1))
     if rank == 1:
         hear("rank 0 gave up"), hear("rank 2 gave up")
-        return
     x = torch.ones(3, device=device)
     texts = failure_of(lambda: dist.all_reduce(x, group=group))
     with pytest.raises(torch.AcceleratorError):
         x.tolist()
-    texts += failure_of(lambda: dist.recv(torch.ones(3, device=device), 1, group=other))
+    assert ("waited in it and gave up" in texts) == (rank == 1), texts
+    if rank == 1:
+        return
+    tell(f"rank {rank} goes on"), hear(f"rank {2 - rank} goes on")  # so that both can be asked
+    words = "recv of message(3 of float32) from", "", "send of message(3 of float32) to"
+    call = dist.send if rank else dist.recv
+    texts += failure_of(lambda: call(torch.ones(3, device=device), 1, group=other))
     tell(f"rank {rank} gave up")
     assert f"rank {rank} waited 1 s in all_reduce(float32[3], sum)" in texts, texts
     assert "rank 1 did not join" in texts
-    assert f"rank {rank} waited 2 s in recv of message(3 of float32) from rank 1" in texts
+    assert f"rank {rank} waited 2 s in {words[rank]} rank 1" in texts, texts
+    assert f"rank {2 - rank} waits in {words[2 - rank]} rank 1" in texts, texts
 
 
 @in_group(2)
@@ -1072,18 +1085,6 @@ def test_all_to_all_writes_dense_tensors_only_whatever_their_parts(rank, device,
     output = torch.full_like(x, -1)
     dist.all_to_all_single(output, x, [1, 1], [1, 1], group=group)
     assert output.tolist() == of_all(2, 2, 2, 2)[:, rank].tolist()
-
-
-def test_an_error_of_the_keeper_of_the_time_fails_what_waits_for_it(monkeypatch):
-    keeper, link = Keeper(2, timeout=1000), (1.0, 0.0)
-    members = [member_of(keeper.port, keeper.secret, rank, 2) for rank in range(2)]
-    monkeypatch.setattr(timekeeper, "route", lambda *ways: {}["no such way"])
-    for member in members:
-        member.post(1.0, "a", (0, 1), Post("all_reduce", 1.0, ("here",), link, link, True))
-    for member in members:
-        (kind, key, text), *_ = member.ask(NEVER)
-        assert (kind, key) == ("failed", "a") and "KeyError: 'no such way'" in text, text
-        member.send("end")
 
 
 @in_group(2)

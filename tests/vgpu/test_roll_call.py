@@ -7,20 +7,23 @@ import signal
 import threading
 import time
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from gates import frame_in, in_thread
-from modelling import member_of
+from gates import error_of, frame_in, in_thread
 from waiting import note_when_in, wait_until
 
 import d2lpar
-from vgpu.distributed.timekeeper import Keeper, KeeperConnection, Post
+from vgpu.distributed.timekeeper import KeeperConnection, Post
 from vgpu.processes import launcher, roll_call
 
 pytestmark = pytest.mark.waits
+
+
+WAITS, BUSY = True, False
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +77,7 @@ def test_an_interrupt_says_where_each_rank_is_and_for_which_others_wait(
             torch.ones(9).sum()
 
     def work(folder):
+        assert os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"  # these are the ranks to ask
         rank, x = dist.get_rank(), torch.ones(1, device=device)
         dist.all_reduce(x)
         x.item()
@@ -86,7 +90,7 @@ def test_an_interrupt_says_where_each_rank_is_and_for_which_others_wait(
             asleep() if rank == 1 else computing()
 
     with interrupted_when(all_in(tmp_path, *"0123")) as caught:
-        d2lpar.launch(work, tmp_path, nproc=4)  # stopped
+        d2lpar.launch(work, tmp_path, nproc=4, max_restarts=1)  # stopped
     lines = [line.strip() for line in Path(__file__).read_text().splitlines()]
     number = {line: str(lines.index(line) + 1) for line in lines}
     sleeps, loop, body = "time.sleep(1000)", "while True:", "torch.ones(9).sum()"
@@ -150,30 +154,45 @@ def test_a_rank_that_has_timed_out_answers_with_where_it_waited(monkeypatch):
         raise RuntimeError("too late")
 
     with in_thread(other):
-        try:
-            waits()
-        except RuntimeError as error:
-            call.report(error, 1.5)
+        call.report(error_of(waits), 1.5)
     call.close()
     ((count, place, is_waiting),) = answers
     assert (count, is_waiting) == (2, True)
     assert place.endswith('of waits: raise RuntimeError("too late")')
 
 
+def test_a_rank_that_has_timed_out_names_whom_it_waited_for(monkeypatch):
+    monkeypatch.setattr(roll_call, "ANSWER", 0.1)
+    monkeypatch.setattr(roll_call, "num_collectives", lambda: 2)
+    for key, answer, verdict in (
+        ("end", None, "rank 1 had not arrived"),
+        ("answer", [2, "line 7 of f", BUSY], "rank 1 had not arrived"),  # it was to send, perhaps
+        ("answer", [2, "line 7 of f", WAITS], "the ranks wait for different operations"),
+    ):
+        store = dist.HashStore()
+        store.set("here 1", ""), store.set(f"{key} 1", json.dumps(answer))
+        call = roll_call.RollCall(store, 0, 2)
+        assert f"; {verdict}\n" in call.report(error_of(int, "too late"), 1.5)
+        call.close()
+    late = error_of(call.arrive_at_end, 0.0)
+    assert "waited 1.5 s at the end; rank 1 had not arrived" in call.report(late, 1.5)
+    for text in "Timed out waiting 1500ms for recv", "Application timeout caused pair closure":
+        assert roll_call.is_timeout(RuntimeError(f"[../gloo/transport/tcp/pair.cc:1] {text}"))
+
+
 def test_a_rank_that_waits_for_the_simulated_clock_says_that_it_waits(monkeypatch):
     monkeypatch.setattr(roll_call, "num_collectives", lambda: 1)
-    keeper, store = Keeper(2, timeout=1000), dist.HashStore()
-    member, way = member_of(keeper.port, keeper.secret), (1.0, 0.0, 0.0)
+    limit, way = timedelta(seconds=60), (1.0, 0.0, 0.0)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=limit)
+    member = KeeperConnection(store, 1, 2, limit, print)
     member.post(1.0, "a", (0, 1), Post("all_reduce", 1.0, ("here",), way, way, True))
     roll_call.RollCall(store, 0, 1)
-    with in_thread(lambda: member.ask(5.0)) as asks:  # rank 1 does not come
-        wait_until(lambda: frame_in(asks.ident, KeeperConnection.ask))
-        ((_, _, waits),) = roll_call.ask_ranks(store, [0]).values()
-        member.send("end")
+    other = store.clone()  # its connection is free, whoever waits at the store
+    with in_thread(lambda: member.ask(5.0)) as asks, in_thread(lambda: store.wait(["asked"])):
+        wait_until(lambda: frame_in(asks.ident, KeeperConnection.ask))  # rank 0 does not come
+        ((_, _, waits),) = roll_call.ask_ranks(other, [0]).values()
+        other.set("asked", ""), member.send("end")
     assert waits
-
-
-WAITS, BUSY = True, False
 
 
 @pytest.mark.parametrize(

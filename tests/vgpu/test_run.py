@@ -738,6 +738,9 @@ def test_ranks_that_share_a_gpu_raise_as_with_nccl_but_not_with_gloo(tmp_path):
         os.environ["GROUP_RANK"] = os.environ["RANK"]  # of nodes, each with GPUs of its own
         dist.all_reduce(x, group=dist.new_group(backend="nccl"))
         os.environ["GROUP_RANK"] = "0"
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["RANK"]  # the same number, another GPU
+        dist.all_reduce(x, group=dist.new_group(backend="nccl"))
+        del os.environ["CUDA_VISIBLE_DEVICES"]
         print("so far", flush=True)
         dist.all_reduce(x.to(f"cuda:{dist.get_rank()}"), group=group)
         dist.all_reduce(x, group=dist.new_group(backend="nccl"))

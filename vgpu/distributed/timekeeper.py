@@ -166,13 +166,12 @@ class Keeper:
 
     def wait_for_the_end(self):
         """Wait until all ranks have left, at most for the time-out."""
-
-        def all_left():
-            ranks = self.ranks.values()
-            return len(ranks) == self._size and all(rank.ended for rank in ranks)
-
         with self._lock:
-            self._lock.wait_for(all_left, self._timeout)
+            self._lock.wait_for(self._all_left, self._timeout)
+
+    def _all_left(self):
+        ranks = self.ranks.values()
+        return len(ranks) == self._size and all(rank.ended for rank in ranks)
 
     # -- messages from ranks
 
@@ -288,7 +287,7 @@ class Keeper:
             time.sleep(_PATIENCE / 2)
             with self._lock:
                 now = time.monotonic()
-                if self.ranks and all(rank.ended for rank in self.ranks.values()):
+                if self._all_left():
                     return
                 meetings = list(self._meetings.items())
                 texts = [self._look_after_one(key, meeting, now) for key, meeting in meetings]
