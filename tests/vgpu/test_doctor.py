@@ -58,6 +58,7 @@ def test_a_machine_with_nothing_wrong(found, capsys):
         ("torch.__version__", "2.99.0", "torch", "2.99.0"),
         ("platform.python_implementation", lambda: "PyPy", "Python", "this is PyPy"),
         ("torch.distributed.is_available", lambda: False, "processes", "launch cannot work"),
+        ("torch.distributed.is_gloo_available", lambda: False, "processes", "launch needs gloo"),
         ("importlib.metadata.entry_points", lambda group: [], "entry point", "install the package"),
     ],
 )
