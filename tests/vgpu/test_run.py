@@ -130,12 +130,6 @@ def test_the_exit_code_is_that_of_the_command(code, capfd):
     assert said in printed.err
 
 
-def test_gpus_that_no_process_may_see(monkeypatch, capfd):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert run_command(["true"], 2) == 0
-    assert "no process gave them work; CUDA_VISIBLE_DEVICES is ''" in capfd.readouterr().err
-
-
 def test_commands_that_cannot_be_run(tmp_path, capfd):
     assert run_command([str(tmp_path / "none")], 1) == 127
     assert "No such file" in capfd.readouterr().err
@@ -144,10 +138,14 @@ def test_commands_that_cannot_be_run(tmp_path, capfd):
     assert "folder of the trace" in capfd.readouterr().err
 
 
-def test_children_from_before_the_command_live_on():
-    with subprocess.Popen(["sleep", "60"]) as child:
+def test_children_from_before_the_command_live_on(tmp_path):
+    """Also a child of theirs that they start while it runs."""
+    told, begun = tmp_path / "told", tmp_path / "begun"
+    code = "until [ -e {} ]; do sleep 0.05; done; "
+    after = f"{code.format(told)} (touch {begun}; exec sleep 20); true"
+    with subprocess.Popen(["sh", "-c", after]) as child:
         try:
-            assert run_command(["true"], 1) == 0
+            assert run_command(["sh", "-c", f"touch {told}; {code.format(begun)}"], 1) == 0
             assert child.poll() is None
         finally:
             child.kill()
@@ -159,6 +157,9 @@ def test_the_environment_of_the_command(monkeypatch, tmp_path, capfd):
     code = 'echo $VGPU_CUDA $TORCH_DEVICE_BACKEND_AUTOLOAD; test -d "$VGPU_REPORTS"'
     assert run_command(["sh", "-c", code], 8, model="dgx1") == 0
     assert capfd.readouterr().out.split() == ["dgx1:8", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert run_command(["true"], 2) == 0
+    assert "no process gave them work; CUDA_VISIBLE_DEVICES is ''" in capfd.readouterr().err
     assert run_command(["no such command"], 1) == 127
     assert list(tmp_path.iterdir()) == []
 
@@ -238,10 +239,12 @@ def test_what_the_command_leaves_is_asked_to_end_before_it_is_killed(tmp_path, m
 
 
 def started(tmp_path, program, seconds_to_end=60):
-    """Start a command, until it is ready; what does not end is killed after some time."""
-    code = "from vgpu.cuda import run; "
+    """Start a command, until it is ready; what does not end is killed, none from before it is."""
+    code = "import subprocess; from vgpu.cuda import run; "
+    code += "before = subprocess.Popen(['cat'], stdin=subprocess.PIPE); "
     code += f"run.SECONDS_TO_END = run.SECONDS_FOR_CHILDREN = {seconds_to_end}; "
-    code += f"raise SystemExit(run.run_command([{sys.executable!r}, {program!r}], 1))"
+    code += f"code = run.run_command([{sys.executable!r}, {program!r}], 1); "
+    code += "raise SystemExit('a process has ended' if before.poll() is not None else code)"
     job = subprocess.Popen(
         [sys.executable, "-c", code],
         env=environment(tmp_path, TMPDIR=str(tmp_path)),
@@ -268,7 +271,7 @@ def waiting(tmp_path, handler, first=""):
     return written(tmp_path, code)
 
 
-@pytest.mark.parametrize("number", run.SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_request_to_end_is_passed_on_once(tmp_path, number):
     """The command may take five times as long to end as children get that it leaves behind."""
     handler = "lambda number, _: (time.sleep(1), print(number, flush=True), sys.exit(9))"
