@@ -379,9 +379,9 @@ def test_summary(tmp_path):
 
 
 def test_how_processes_ended(tmp_path):
-    """By an error, by Ray, which kills its workers, or by a signal."""
+    """By an error, by Ray, which kills its workers, here at once, or by a signal."""
     failed = {"rank": 0, "error": "ValueError", "ended": True}
-    ends = failed, {"name": "Ray worker"}, {"rank": None}
+    ends = failed, {"name": "Ray worker", "begin": 18.0}, {"rank": None}
     reports = [{**REPORT, "pid": 70 + i, **end} for i, end in enumerate(ends)]
     text = " ".join(summary(written_reports(tmp_path, *reports), 2, 30.0, 1).split())
     assert "rank 0, process 70 (train.py) ended with an error: ValueError process 72" in text
