@@ -10,6 +10,7 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
+import torch  # before `found` hides its entry points
 from programs import ROOT, vgpu
 
 from vgpu.cuda import doctor
@@ -108,7 +109,7 @@ def test_a_torchvision_of_another_build_or_none(found, monkeypatch, tmp_path, ca
     (tmp_path / "torchvision.py").write_text(f"raise RuntimeError({error!r})")
     said = found()
     assert list(said) == ["torchvision"] and error in said["torchvision"]
-    monkeypatch.setattr("torch.__version__", "2.15.0+cpu")
+    monkeypatch.setattr(torch, "__version__", "2.15.0+cpu")
     monkeypatch.setattr("torch.version.cuda", None)
     assert re.search(r" torch==2\.15\.0 torchvision --index-url \S+/cpu$", found()["torchvision"])
     monkeypatch.setattr("torch.version.cuda", "12.9")
