@@ -274,8 +274,9 @@ def default_stream(device=None):
 
 
 def set_stream(stream):
-    """Make `stream` and its device current for the calling thread."""
-    _make_current(stream._stream.device.index, stream._stream)
+    """Make `stream` and its device current for the calling thread; None does nothing."""
+    if stream is not None:
+        _make_current(stream._stream.device.index, stream._stream)
 
 
 def memory_allocated(device=None):

@@ -471,7 +471,10 @@ def test_attention_of_dtensors_is_computed_part_by_part():
     mesh = DeviceMesh.from_group(group, "vgpu")
     x = tensors(Q)[0]
     odd = distribute_tensor(x.detach()[:, :1].to(device), mesh, [Shard(1)])
-    assert F.scaled_dot_product_attention(odd, odd, odd).shape == odd.shape
+    long, wide = (distribute_tensor(x.detach().to(device), mesh, [Shard(dim)]) for dim in (2, 3))
+    for cut in odd, long, wide:  # of which each rank needs the whole
+        got, whole = F.scaled_dot_product_attention(cut, cut, cut), cut.full_tensor().cpu()
+        torch.testing.assert_close(got.full_tensor().cpu(), attention(whole, whole, whole))
     mask = distribute_tensor(torch.zeros(1, 1, LENGTH, LENGTH, device=device), mesh, [Replicate()])
     for dtype, dim in itertools.product((torch.float32, torch.bfloat16), (0, 1)):
         leaf = x.to(device, dtype).detach()

@@ -115,7 +115,7 @@ def test_a_failed_kernel_of_a_replica_is_no_silent_garbage(devices):
 def test_parallel_functions(devices):
     from torch.nn.parallel import gather, parallel_apply, replicate, scatter
 
-    x = torch.arange(10.0).reshape(5, 2)
+    x = torch.arange(10.0).reshape(5, 2).requires_grad_()
     pieces = scatter(x, devices)
     assert [(len(piece), piece.device) for piece in pieces] == [(3, devices[0]), (2, devices[1])]
     nets = replicate(nn.Linear(2, 2).to(devices[0]), devices)
@@ -124,6 +124,8 @@ def test_parallel_functions(devices):
     assert gather(outputs, devices[1]).device == devices[1]
     assert torch.equal(gather(pieces, 0).cpu(), x)
     assert torch.equal(gather(pieces, "cpu"), x)
+    gather(pieces, 0).sum().backward()  # with nothing in between
+    assert x.grad.tolist() == [[1, 1]] * 5
     total = nn.parallel.comm.reduce_add([piece[:2] for piece in pieces], 0)
     assert total.tolist() == [[6, 8], [10, 12]]
     copies = nn.parallel.comm.broadcast(pieces[0], devices)
@@ -749,19 +751,18 @@ class Short(torch.autograd.Function):
 @pytest.mark.parametrize("where", [CPU, "vgpu:0", "vgpu:1"])
 def test_a_gradient_must_be_on_the_device_of_its_tensor(devices, at, where):
     """The texts are those of torch/csrc/autograd/engine.cpp, which moves a number."""
-    x = torch.ones(2, device=at, requires_grad=True)
+    x, other = torch.ones(2, device=at, requires_grad=True), torch.ones(2, device=where)
     calls = {
         "Function MovedBackward returned an ": lambda: (
             Moved.apply(x.detach(), x * 1, where).sum().backward()
         ),
-        "": lambda: (x * 3).backward(torch.ones(2, device=where)),
+        "": lambda: torch.autograd.backward([x * 3] * 2, [torch.ones_like(x), other]),
     }
     for said, call in calls.items():
         if torch.device(at) == torch.device(where):
             call()
             continue
-        index = 1 if said else 0
-        said += f"invalid gradient at index {index} - expected device {at} but got {where}"
+        said += f"invalid gradient at index 1 - expected device {at} but got {where}"
         with pytest.raises(RuntimeError, match=f"^{said}$"):
             call()
         assert x.grad is None

@@ -328,7 +328,7 @@ def test_kernels_run_with_the_threads_asked_for_and_nothing_else_does(gpus):
     d2lpar.virtual_gpus(2, threads=[3, 2])
     assert [kernel_threads(device) for device in gpus] == [3, 2]
     assert torch.get_num_threads() == here
-    assert torch.vgpu.get_device_name(0) == "Virtual GPU (3 CPU threads)"
+    assert torch.vgpu.get_device_name(1) == "Virtual GPU (2 CPU threads)"
     assert torch.vgpu.get_device_properties(gpus[1]).multi_processor_count == 2
     for threads in ([2, 3], [3, 2]):
         d2lpar.virtual_gpus(2, threads=threads, model="v100")  # one thread computes for both
@@ -388,7 +388,7 @@ def test_more_and_fewer_devices_keep_their_tensors(gpus):
     assert y.tolist() == [2, 2, 2]
     with pytest.raises(RuntimeError, match="invalid device ordinal: vgpu:1 of 1 virtual GPUs"):
         torch.ones(3, device="vgpu:1")
-    for use in lambda: torch.ones(3).to("vgpu:7"), lambda: torch.vgpu.set_device(1):
+    for use in lambda: torch.ones(3).to("vgpu:7"), lambda: torch.accelerator.set_device_index(1):
         with pytest.raises(RuntimeError, match="invalid device ordinal"):
             use()
     for other in ("cpu", "cuda:0", torch.device("cpu")):

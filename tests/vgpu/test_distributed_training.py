@@ -229,18 +229,22 @@ def ddp_hooks(peer_link=None):
     mine = part(X, rank, k), part(Y, rank, k)
     _, gradients, _ = train(Net(), X, Y)
 
-    def first_gradients(hook):
-        ddp = DistributedDataParallel(Net().to(device), bucket_cap_mb=1e-4)
+    def first_gradients(hook, more=0.0, **options):
+        ddp = DistributedDataParallel(Net().to(device), bucket_cap_mb=1e-4, **options)
         if isinstance(hook, dist.BuiltinCommHookType):
             ddp._register_builtin_comm_hook(hook)
         else:
             ddp.register_comm_hook(None, hook)
-        return train(ddp, *mine, device=device)[1]
+        return train(ddp, mine[0] + more, mine[1], device=device)[1]
 
     builtin = dist.BuiltinCommHookType
     exact = default_hooks.allreduce_hook, chained_hook, builtin.ALLREDUCE, builtin.FP16_COMPRESS
     for hook in exact:
         assert_equal(first_gradients(hook), gradients)
+    rounded = first_gradients(builtin.FP16_COMPRESS, more=2.0**-20)
+    assert_equal(rounded, [gradient.half().double() for gradient in rounded])
+    alone = [dist.new_group([each]) for each in range(k)][rank]
+    assert_equal(first_gradients(builtin.ALLREDUCE, process_group=alone), train(Net(), *mine)[1])
     assert_equal(first_gradients(doubling_hook), [2 * gradient for gradient in gradients])
     for hook in default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook:
         torch.testing.assert_close(first_gradients(hook), gradients, rtol=2e-2, atol=1)

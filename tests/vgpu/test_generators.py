@@ -25,8 +25,8 @@ DRAWS = {
     "randperm": lambda where, g: torch.randperm(9, device=where, generator=g),
     "bernoulli": lambda where, g: torch.full((9,), 0.5, device=where).bernoulli(generator=g),
     "multinomial": lambda where, g: torch.ones(6, device=where).multinomial(3, generator=g),
-    "init": lambda where, g: torch.nn.init.xavier_normal_(
-        torch.empty(3, 3, device=where), generator=g
+    "init": lambda where, g: torch.nn.init.trunc_normal_(
+        torch.empty(3, 3, device=where), a=-9, b=9, generator=g
     ),
 }
 

@@ -87,9 +87,9 @@ def test_ranges_of_all_kinds_are_in_the_trace_and_count_as_no_work(tmp_path):
     assert figures[2] == "9", "eight operators and a copy: " + said
 
 
-def test_a_thread_ends_its_own_ranges_only():
+def test_a_thread_ends_its_own_ranges_only_and_emit_nvtx_says_what_shows_all():
     run("""
-    import threading
+    import threading, warnings
     from torch.cuda import nvtx
 
     assert nvtx.range_push("of the main thread") == 0
@@ -98,13 +98,6 @@ def test_a_thread_ends_its_own_ranges_only():
     thread.start()
     thread.join()
     assert depths == [0] and nvtx.range_pop() == 0
-    """)
-
-
-def test_emit_nvtx_says_that_the_trace_has_it_all():
-    run("""
-    import warnings
-
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with torch.autograd.profiler.emit_nvtx(enabled=False), torch.cuda.profiler.profile():

@@ -221,7 +221,9 @@ def test_a_custom_operator_runs_its_kernel_for_gpus(device, device_types):
         seen.append(x.device)
         return x + torch.ones_like(x, device=device)
 
-    operator = torch.library.custom_op(name, kernel, mutates_args=(), device_types=device_types)
+    options = {"mutates_args": (), "schema": "(Tensor x) -> Tensor"}
+    operator = torch.library.custom_op(name, torch.neg, **options)  # if there is no other kernel
+    operator.register_kernel(device_types)(kernel)
     operator.register_kernel("cpu", lambda x: x + 5)
     x = torch.ones(2, device=device)
     with Gate(device):

@@ -171,7 +171,7 @@ def groups(monkeypatch, tmp_path):
 
 
 TWO = "0::/user.slice/mine\n"
-ONE = "5:memory:/docker/4711\n4:cpu,cpuacct:/docker/4711\n3:cpuset:/docker/4711\n0::/\n"
+ONE = "5:memory:/docker/4711\n4:cpu,cpuacct:/docker/4711\n3:cpuset:/other\n0::/\n"
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,13 @@ ONE = "5:memory:/docker/4711\n4:cpu,cpuacct:/docker/4711\n3:cpuset:/docker/4711\
         (TWO, {"user.slice/other/memory.max": 10**8, "other/cpu.max": "1 1"}, (6, None)),
         ("0::/\n", {"memory.max": 10**9, "cpu.max": "100000 100000"}, (1, 10**9)),
         ("0::/../..\n", {"memory.max": 10**9}, (6, 10**9)),
+        ("0::/a:b\n", {"a:b/memory.max": 10**9}, (6, 10**9)),
         (ONE, {"memory/docker/4711/memory.limit_in_bytes": 2**63 - 4096}, (6, None)),
         (ONE, {"memory/docker/4711/memory.limit_in_bytes": 10**9}, (6, 10**9)),
         (ONE, {"memory/memory.limit_in_bytes": 10**9}, (6, 10**9)),  # as a container sees it
         (ONE, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, (6, None)),
         (ONE, {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, (3, None)),
+        (ONE, {"cpu/other/cpu.cfs_quota_us": "1", "cpu/other/cpu.cfs_period_us": "1"}, (6, None)),
     ],
 )  # fmt: skip
 def test_limits_of_control_groups(groups, membership, files, found):

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -129,12 +130,6 @@ def test_the_exit_code_is_that_of_the_command(code, capfd):
     assert said in printed.err
 
 
-def test_gpus_that_no_process_may_see(monkeypatch, capfd):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert run_command(["true"], 2) == 0
-    assert "no process gave them work; CUDA_VISIBLE_DEVICES is ''" in capfd.readouterr().err
-
-
 def test_commands_that_cannot_be_run(tmp_path, capfd):
     assert run_command([str(tmp_path / "none")], 1) == 127
     assert "No such file" in capfd.readouterr().err
@@ -143,10 +138,14 @@ def test_commands_that_cannot_be_run(tmp_path, capfd):
     assert "folder of the trace" in capfd.readouterr().err
 
 
-def test_children_from_before_the_command_live_on():
-    with subprocess.Popen(["sleep", "60"]) as child:
+def test_children_from_before_the_command_live_on(tmp_path):
+    """Also a child of theirs that they start while it runs."""
+    told, begun = tmp_path / "told", tmp_path / "begun"
+    code = "until [ -e {} ]; do sleep 0.05; done; "
+    after = f"{code.format(told)} (touch {begun}; exec sleep 20); true"
+    with subprocess.Popen(["sh", "-c", after]) as child:
         try:
-            assert run_command(["true"], 1) == 0
+            assert run_command(["sh", "-c", f"touch {told}; {code.format(begun)}"], 1) == 0
             assert child.poll() is None
         finally:
             child.kill()
@@ -158,6 +157,10 @@ def test_the_environment_of_the_command(monkeypatch, tmp_path, capfd):
     code = 'echo $VGPU_CUDA $TORCH_DEVICE_BACKEND_AUTOLOAD; test -d "$VGPU_REPORTS"'
     assert run_command(["sh", "-c", code], 8, model="dgx1") == 0
     assert capfd.readouterr().out.split() == ["dgx1:8", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert run_command(["true"], 2) == 0
+    assert "no process gave them work; CUDA_VISIBLE_DEVICES is ''" in capfd.readouterr().err
+    assert run_command(["no such command"], 1) == 127
     assert list(tmp_path.iterdir()) == []
 
 
@@ -181,7 +184,7 @@ def test_wrong_arguments(capfd, arguments, said):
     assert ended.value.code == 2 and not printed and said in error
 
 
-@pytest.mark.parametrize("option", [("--clock", "wall"), ("--model", "V100")])
+@pytest.mark.parametrize("option", [("--clock", "wall"), ("--model", "V100"), ("--",)])
 def test_right_arguments(capfd, option):
     assert main(["run", *option, "echo", "ran"]) == 0
     assert capfd.readouterr().out.startswith("ran\n")
@@ -208,6 +211,7 @@ def test_what_the_command_leaves_is_ended(tmp_path, monkeypatch):
     code = f"""
         import subprocess, sys
         child = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); "
+                 "open('/proc/self/comm', 'w').write('a) b'); "
                  "print('ready', flush=True); time.sleep(300)"]
         child = subprocess.Popen(child, start_new_session=True, stdout=subprocess.PIPE)
         child.stdout.readline()
@@ -219,6 +223,7 @@ def test_what_the_command_leaves_is_ended(tmp_path, monkeypatch):
 
 def test_what_the_command_leaves_may_end_by_itself(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "SECONDS_FOR_CHILDREN", 30.0)
+    monkeypatch.setattr(run.os, "kill", pytest.fail)
     assert run_command(["sh", "-c", f"(sleep 0.3; touch {tmp_path}/flag) &"], 1) == 0
     assert (tmp_path / "flag").exists()
 
@@ -234,9 +239,12 @@ def test_what_the_command_leaves_is_asked_to_end_before_it_is_killed(tmp_path, m
 
 
 def started(tmp_path, program, seconds_to_end=60):
-    """Start a command, until it is ready; what does not end is killed after some time."""
-    code = f"from vgpu.cuda import run; run.SECONDS_TO_END = {seconds_to_end}; "
-    code += f"raise SystemExit(run.run_command([{sys.executable!r}, {program!r}], 1))"
+    """Start a command, until it is ready; what does not end is killed, none from before it is."""
+    code = "import subprocess; from vgpu.cuda import run; "
+    code += "before = subprocess.Popen(['cat'], stdin=subprocess.PIPE); "
+    code += f"run.SECONDS_TO_END = run.SECONDS_FOR_CHILDREN = {seconds_to_end}; "
+    code += f"code = run.run_command([{sys.executable!r}, {program!r}], 1); "
+    code += "raise SystemExit('a process has ended' if before.poll() is not None else code)"
     job = subprocess.Popen(
         [sys.executable, "-c", code],
         env=environment(tmp_path, TMPDIR=str(tmp_path)),
@@ -250,10 +258,12 @@ def started(tmp_path, program, seconds_to_end=60):
     return job
 
 
-def waiting(tmp_path, handler):
+def waiting(tmp_path, handler, first=""):
     code = f"""
-        import signal, sys, time
-        signal.signal(signal.SIGINT, {handler})
+        import os, signal, sys, time
+        {first}
+        for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+            signal.signal(number, {handler})
         print("ready", flush=True)
         while True:
             time.sleep(0.05)
@@ -261,25 +271,27 @@ def waiting(tmp_path, handler):
     return written(tmp_path, code)
 
 
-@pytest.mark.parametrize("seconds", [0, 1])
-def test_an_interrupt_is_passed_on_once(tmp_path, seconds):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_is_passed_on_once(tmp_path, number):
     """The command may take five times as long to end as children get that it leaves behind."""
-    handler = f"lambda *_: (time.sleep({seconds}), print('interrupted', flush=True), sys.exit(9))"
+    handler = "lambda number, _: (time.sleep(1), print(number, flush=True), sys.exit(9))"
     job = started(tmp_path, waiting(tmp_path, handler), seconds_to_end=0.2)
-    job.send_signal(signal.SIGINT)
+    job.send_signal(number)
     out, error = job.communicate(timeout=60)
-    assert (job.returncode, out) == (9, "interrupted\n"), error
-    assert not list(tmp_path.glob("d2lpar-run-*"))
+    assert (job.returncode, out) == (9, f"{number:d}\n"), error
+    assert not list(tmp_path.glob("vgpu-run-*"))
 
 
-def test_a_second_interrupt_ends_everything(tmp_path):
-    job = started(tmp_path, waiting(tmp_path, "lambda *_: print('no', flush=True)"))
+@pytest.mark.parametrize("left, code", [("", 128 + signal.SIGKILL), ("os.fork() and exit()", 0)])
+def test_a_second_interrupt_ends_everything(tmp_path, left, code):
+    """Also what the command has left."""
+    job = started(tmp_path, waiting(tmp_path, "lambda *_: print('no', flush=True)", left))
     job.send_signal(signal.SIGINT)
     assert job.stdout.readline() == "no\n"
     job.send_signal(signal.SIGINT)
     out, error = job.communicate(timeout=60)
-    assert (job.returncode, out) == (128 + signal.SIGKILL, ""), error
-    assert not list(tmp_path.glob("d2lpar-run-*"))
+    assert (job.returncode, out) == (code, ""), error
+    assert not list(tmp_path.glob("vgpu-run-*"))
 
 
 def test_a_job_may_be_stopped_and_continued(monkeypatch, capfd):
@@ -330,7 +342,7 @@ REPORT = {
     "modelled": "",
     "devices": {
         "cuda:1": {
-            "busy": {"compute": 2.0, "h2d": 0.3, "p2p": 0.2},
+            "busy": {"compute": 2.0, "h2d": 0.2, "d2h": 0.1, "p2p": 0.2},
             "ops": 9,
             "peak": 2**21,
         }
@@ -367,11 +379,12 @@ def test_summary(tmp_path):
 
 
 def test_how_processes_ended(tmp_path):
-    """By an error, by Ray, which kills its workers, or by a signal."""
-    ends = {"error": "ValueError", "ended": True}, {"name": "Ray worker"}, {"rank": None}
+    """By an error, by Ray, which kills its workers, here at once, or by a signal."""
+    failed = {"rank": 0, "error": "ValueError", "ended": True}
+    ends = failed, {"name": "Ray worker", "begin": 18.0}, {"rank": None}
     reports = [{**REPORT, "pid": 70 + i, **end} for i, end in enumerate(ends)]
     text = " ".join(summary(written_reports(tmp_path, *reports), 2, 30.0, 1).split())
-    assert "rank 1, process 70 (train.py) ended with an error: ValueError process 72" in text
+    assert "rank 0, process 70 (train.py) ended with an error: ValueError process 72" in text
     assert "process 72 (train.py) was killed, or left without" in text
     assert "Ray kills its workers, as usual" in text and "process 71" not in text
 
@@ -551,9 +564,9 @@ def test_a_report_sums_spans_and_counts_steps_of_the_busiest_optimizer(tmp_path,
     with monkeypatch.context() as patch:  # it writes at the end only
         patch.setattr(_thread, "start_new_thread", lambda *args: None)
         report.extend(spans)
-    parameters = [torch.ones(1, device=device)]
+    groups = [{"params": [torch.ones(1, device=where)]} for where in (cpu, device)]
     torch.vgpu.synchronize()
-    often, rarely = (torch.optim.SGD(parameters) for _ in range(2))
+    often, rarely = (torch.optim.SGD(groups) for _ in range(2))
     steps = [(1.0, rarely), *((now, often) for now in (2.0, 4.0, 7.0, 87.0)), (99.0, rarely)]
     for now, optimizer in steps:
         clock = SimpleNamespace(now=lambda now=now: now)
@@ -586,6 +599,8 @@ def test_a_report_while_a_step_is_under_way_does_not_make_it_shorter(tmp_path, m
             sleep(device, 5, side)
             report.note_step(trainer, (), {})
             report.write(ended=False)
+    trainer = weakref.ref(trainer)
+    assert trainer() is None, "an optimizer that nobody else holds, and its tensors"
     torch.vgpu.synchronize(device)
     report.write_last()
     said = json.loads((tmp_path / f"{os.getpid()}.json").read_text())
@@ -609,6 +624,7 @@ def test_nothing_is_written_over_the_last_report(tmp_path, monkeypatch):
     other = threading.Thread(target=write_once)
 
     def dump_while_another_thread_writes(contents, file):
+        read_reports(tmp_path)  # finds none that is half written
         if contents["ended"]:
             other.start()
             wait_until(lambda: frame_in(other.ident, report_module.Report.write))
@@ -664,23 +680,13 @@ def test_a_signal_is_passed_on_to_the_group_of_the_command_only(tmp_path):
     assert (job.returncode, out) == (9, "alone\n"), error
 
 
-def printed_where_cuda_is(gpus, folder, code):
-    """Return what Python code prints where "cuda" means these GPUs; "" for none."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(folder, VGPU_CUDA=gpus, VGPU_REPORTS=""),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_d2lpar_may_be_imported_before_torch(tmp_path):
-    code = "from vgpu import Link; import d2lpar; print(d2lpar.try_gpu()); d2lpar.ensure_gpus(2)"
-    said = printed_where_cuda_is("vgpu:2", tmp_path, code)
-    assert said.startswith("cuda:0\n") and "2 virtual GPUs in the place of CUDA's" in said
+def test_d2lpar_may_be_imported_before_torch(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    code = "from vgpu import Link; import d2lpar; print(d2lpar.try_gpu(), d2lpar.num_gpus()); "
+    code += "d2lpar.ensure_gpus(2)"
+    done = vgpu(tmp_path, "run", "--gpus", "3", sys.executable, "-c", code)
+    assert done.stdout.startswith("cuda:0 2\n"), done.stderr
+    assert "2 virtual GPUs in the place of CUDA's" in done.stdout
 
 
 def test_this_process_is_as_it_was():

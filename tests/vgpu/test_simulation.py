@@ -138,9 +138,11 @@ def test_elapsed_time_is_between_the_ends_of_what_came_before():
     second.synchronize()
     assert clock() == 5
     assert first.elapsed_time(second) == 3000
-    host_takes(4)
+    sleep(devices[1], 3)
+    second.record(torch.vgpu.current_stream(devices[1]))
+    host_takes(4)  # for so long that the second is reached, though nobody has asked
     first.record(torch.vgpu.current_stream(devices[0]))
-    assert second.elapsed_time(first) == 4000
+    assert second.elapsed_time(first) == 1000
     with pytest.raises(ValueError, match="recorded"):
         first.elapsed_time(unrecorded)
 

@@ -333,9 +333,11 @@ def test_backward_of_other_devices_keeps_its_threads(devices):
         assert seen.pop() is expected
     x = torch.ones(3, device=devices[0], requires_grad=True)
     x.register_hook(lambda grad: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        (x * 2).sum().backward()
-    assert torch._C._is_multithreading_enabled()
+    for before in False, True:
+        with torch.autograd.set_multithreading_enabled(before):
+            with pytest.raises(ZeroDivisionError):
+                (x * 2).sum().backward()
+            assert torch._C._is_multithreading_enabled() is before
 
 
 def test_two_threads_that_fail_in_backward_keep_their_own_errors(devices):
@@ -450,17 +452,18 @@ def test_an_event_that_is_recorded_again_stands_for_the_new_place(devices):
     event = torch.vgpu.Event()
     event.record()
     event.synchronize()
-    side = torch.vgpu.Stream(devices[0])
+    sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
     with Gate(devices[0]):
         x = torch.ones(3, device=devices[0]) * 2
         assert torch.vgpu.current_stream().record_event(event) is event
         assert not event.query()
-        side.wait_event(event)
+        sides[0].wait_event(event)
+        with use(sides[1]):
+            event.wait()
+        assert not sides[0].query() and not sides[1].query()
+    for side in sides:
         with use(side):
-            y = x + 1
-        assert not side.query()
-    side.synchronize()
-    assert y.tolist() == [3] * 3
+            assert (x + 1).tolist() == [3] * 3
 
 
 def test_the_time_of_an_event_on_an_idle_stream_is_when_it_was_recorded(devices):
@@ -478,11 +481,13 @@ def test_the_time_of_an_event_on_an_idle_stream_is_when_it_was_recorded(devices)
 
 
 def test_set_stream_makes_its_device_the_current_one(devices):
-    side = torch.vgpu.Stream(devices[1])
-    torch.vgpu.set_stream(side)
+    side, accelerator = torch.vgpu.Stream(devices[1]), torch.accelerator
+    accelerator.set_stream(side)
     try:
-        assert torch.vgpu.current_device() == 1
-        assert torch.vgpu.current_stream() == side
+        assert torch.vgpu.current_device() == accelerator.current_device_index() == 1
+        assert torch.vgpu.current_stream() == accelerator.current_stream() == side
+        with accelerator.device_index(0):
+            assert torch.vgpu.current_device() == 0
     finally:
         torch.vgpu.set_stream(torch.vgpu.default_stream(1))
         torch.vgpu.set_stream(torch.vgpu.default_stream(0))

@@ -78,7 +78,7 @@ PROGRAMS = {
     assert torch.cuda.device_count() == 2 == torch.accelerator.device_count()
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
     assert torch.get_device_module("cuda") is torch.cuda
-    torch.cuda.set_device("cuda:1")
+    torch.cuda.set_device("cuda:1"), torch.cuda.set_stream(None)
     torch.cuda.manual_seed(4)  # of this GPU
     assert torch.cuda.is_initialized() and torch.cuda.default_generators[1].initial_seed() == 4
     x = torch.ones(2)
@@ -88,7 +88,7 @@ PROGRAMS = {
         torch.as_tensor([1], device="cuda"), x.new_ones(1, device="cuda"),
         nn.Linear(1, 1).cuda().weight, nn.Linear(1, 1, device="cuda").weight,
         torch.tril_indices(2, 2, device="cuda"), x.type(torch.cuda.HalfTensor),
-        torch.cuda.FloatTensor([1, 2]), x.type("torch.cuda.FloatTensor"),
+        torch.cuda.FloatTensor([1, 2]), x.type("torch.cuda.FloatTensor"), torch.cuda.ShortTensor(2),
     ):
         assert y.device == torch.device("cuda:1") and y.get_device() == 1, y
     assert x.cuda(0).device.index == 0 == torch.empty(1, device="cuda:0").device.index
@@ -120,6 +120,8 @@ PROGRAMS = {
     assert "must be cuda device" in error(lambda: x.cuda("cpu"))
     assert error(lambda: torch.ones(2)[x.long()]).startswith("indices should be either on cpu or")
     assert error(lambda: x & 1, NotImplementedError).startswith('"bitwise_and_cuda" not impl')
+    y = torch.ones(2, 2).long().cuda()
+    assert error(lambda: y.addmm_(y, y), NotImplementedError).startswith('"addmm_cuda" not impl')
     w = x.clone().requires_grad_()
     y = w.exp()
     y.add_(1)
@@ -134,8 +136,9 @@ PROGRAMS = {
     assert w.grad is x
     del w.grad
     assert w.grad is None
-    text = error(lambda: nn.LSTM(1, 1).cuda()(torch.ones(1, 1, 1)))
-    assert text.endswith("found input tensor at cpu and parameter tensor at cuda:0")
+    for layer in nn.LSTM(1, 1), nn.GRU(1, 1), nn.RNN(1, 1), nn.RNN(1, 1, nonlinearity="relu"):
+        text = error(lambda: layer.cuda()(torch.ones(1, 1, 1)))
+        assert text.endswith("found input tensor at cpu and parameter tensor at cuda:0")
     text = error(lambda: torch.distributions.Normal(x, -x), ValueError)
     assert text.startswith("Expected parameter scale (Tensor of shape (2,))")
     torch.cuda.set_per_process_memory_fraction(1e-6)
@@ -166,6 +169,8 @@ PROGRAMS = {
         assert net(x).dtype == torch.bfloat16 and net.cpu()(x.cpu()).dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True), torch.set_autocast_dtype("cuda", torch.bfloat16)
+    assert net.cuda()(x).dtype == torch.bfloat16 == torch.get_autocast_gpu_dtype()
     """,
     "pinned_memory": """
     from torch.utils.data import DataLoader, TensorDataset
@@ -244,15 +249,16 @@ PROGRAMS = {
     "streams_events_and_memory": """
     side, start, end = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in "12")
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    before = torch.cuda.memory.memory_allocated()
     with torch.cuda.stream(side):
         assert torch.cuda.current_stream() == side != torch.cuda.default_stream()
         start.record()
         x = torch.ones(1024, device="cuda")
         end.record()
     assert isinstance(side, torch.Stream) and side.device == torch.device("cuda:0")
+    assert torch.cuda.default_stream().cuda_stream == 0 != side.cuda_stream
     assert torch.cuda.Stream.priority_range() == (0, -3)  # as torch allows on a V100 and later
-    with torch.cuda.stream(torch.cuda.Stream(priority=-1)) as urgent:
+    with torch.cuda.stream(torch.cuda.streams.Stream(priority=-1)) as urgent:
         assert urgent.priority == torch.cuda.current_stream().priority == -1
     assert [torch.cuda.Stream(priority=p).priority for p in (-9, 0, 9)] == [-3, 0, 0]
     torch.cuda.current_stream().wait_stream(side)
@@ -271,7 +277,7 @@ PROGRAMS = {
     assert nested["allocated_bytes"]["all"]["current"] == 1024 == torch.cuda.device_memory_used(1)
     assert "cuda:0" in torch.cuda.memory_summary()
     assert f"allocated_bytes.all.current {1024:>24,}" in torch.cuda.memory_summary(1)
-    free, total = torch.cuda.mem_get_info()
+    free, total = getattr(torch.accelerator, "get_memory_info", torch.cuda.mem_get_info)()
     assert total == torch.cuda.get_device_properties(0).total_memory >= free
     """,
     "flags_and_tools_are_accepted": """
@@ -280,10 +286,14 @@ PROGRAMS = {
     torch.backends.cuda.matmul.allow_tf32 = True
     assert torch.backends.cuda.is_built() and torch.cuda.is_bf16_supported()
     assert torch.backends.cudnn.enabled and torch.backends.cudnn.version() is None
-    with torch.cuda.nvtx.range("step"):
+    with torch.cuda.nvtx.range("step"), torch.cuda.profiler.profile():
         torch.cuda.nvtx.range_push("forward")
         torch.cuda.nvtx.range_pop()
-    torch.cuda.init()
+    torch.cuda.init(), torch.cuda.ipc_collect(), torch.cuda.reset_accumulated_memory_stats()
+    assert torch.cuda.get_arch_list() == [] and torch.cuda.get_allocator_backend() == "native"
+    assert torch.cuda.nccl.version() >= (2, 10) and not torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device_of(torch.ones(1).cuda(1)), torch.cuda.device_of(torch.ones(1)):
+        assert torch.cuda.current_device() == 1
     lstm = nn.LSTM(2, 3).cuda()  # asks whether cuDNN would take it
     assert lstm(torch.ones(1, 1, 2, device="cuda"))[0].is_cuda
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -301,6 +311,8 @@ PROGRAMS = {
     assert torch.cuda.get_sync_debug_mode() == 2
     for wait in x.cpu, torch.cuda.current_stream().synchronize:
         assert error(wait) == "called a synchronizing CUDA operation"
+    pinned = torch.ones(2, 2).pin_memory()
+    pinned.cuda(non_blocking=True), pinned.type(torch.cuda.HalfTensor, non_blocking=True)
     torch.cuda.set_sync_debug_mode("default")
     torch.use_deterministic_algorithms(True)
     assert error(lambda: x.median(0)).startswith("median CUDA with indices output does not have")
@@ -352,7 +364,7 @@ PROGRAMS = {
     used = torch.cuda.device_memory_used()
     x = torch.ones(256, device="cuda")
     assert torch.cuda.device_memory_used() == used + 1024  # as nvidia-smi shows it
-    assert "torch.cuda.graph needs" in refused(lambda: torch.cuda.graph(None))
+    assert "torch.cuda.graph needs" in refused(lambda: torch.cuda.graphs.graph(None))
     assert "make_graphed_callables" in refused(lambda: torch.cuda.make_graphed_callables(1, 2))
     assert "the summary of vgpu run" in refused(torch.cuda.utilization)
     assert "torch.cuda.nccl.all_reduce needs" in refused(lambda: torch.cuda.nccl.all_reduce([]))
@@ -420,6 +432,7 @@ PROGRAMS = {
     "process_groups_of_nccl": """
     import tempfile
     import torch.distributed as dist
+    import torch.distributed.optim  # TorchScript compiles it, with the functions that we replace
 
     made = []
 
@@ -463,7 +476,7 @@ PROGRAMS = {
     from vgpu import start_recording
 
     dist.init_process_group("nccl", store=FakeStore(), rank=1, world_size=2)
-    group, spans = dist.new_group([1]), start_recording()
+    _, group, spans = dist.new_group([0]), dist.new_group([1]), start_recording()
     dist.barrier(group)
     dist.all_reduce(torch.ones(1, device="cuda:0"))
     dist.barrier()  # on the GPU that the group has used
@@ -474,7 +487,8 @@ PROGRAMS = {
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     weight = torch.ones(2, 2, device="cuda", requires_grad=True)
-    x = AsyncCollectiveTensor(torch.ones(2, 2, device="cuda"))
+    for _ in range(2000):
+        x = AsyncCollectiveTensor(torch.ones(2, 2, device="cuda"))
     assert str(x.device) == "cuda:0" and x.is_cuda
     (weight * x).sum().backward()
     assert weight.grad.device == x.device
@@ -501,23 +515,16 @@ def test_memory_that_a_stream_holds_is_cached():
     """, "v100:1")  # fmt: skip
 
 
-def test_deepspeeds_own_adam_names_the_option_that_avoids_it(tmp_path):
-    """A stand-in for the module: an extension that DeepSpeed compiles when it is made."""
+def test_kernels_that_others_compile_say_their_name_or_what_avoids_them(tmp_path):
+    """Of DeepSpeed, when its Adam is made, and of Triton: stand-ins for both."""
     stand_in(tmp_path, "deepspeed.ops.adam.fused_adam", "class FusedAdam: pass")
-    run(f"""
-    sys.path.insert(0, {str(tmp_path)!r})
-    from deepspeed.ops.adam.fused_adam import FusedAdam
-    text = error(lambda: FusedAdam([torch.ones(1)]), NotImplementedError)
-    assert '"torch_adam": true' in text
-    """)
-
-
-def test_a_kernel_of_triton_says_its_name(tmp_path):
-    """Of a Triton that stands for the real one, where that is not installed."""
     stand_in(tmp_path, "triton.runtime.jit", "class JITFunction:\n    def run(self): pass\n")
     run(f"""
     sys.path.insert(0, {str(tmp_path)!r})
+    from deepspeed.ops.adam.fused_adam import FusedAdam
     from triton.runtime.jit import JITFunction
+    text = error(lambda: FusedAdam([torch.ones(1)]), NotImplementedError)
+    assert '"torch_adam": true' in text
     kernel = object.__new__(JITFunction)
     kernel.fn = len
     text = error(lambda: kernel.run(3, grid=(1,)), NotImplementedError)
@@ -561,7 +568,3 @@ def test_no_visible_device_leaves_torch_alone():
 )
 def test_names_of_backends(given, ours):
     assert translate(given) == ours
-
-
-def test_torchscript_knows_the_functions_that_were_replaced():
-    run("import torch.distributed.optim")  # which compiles its optimizers

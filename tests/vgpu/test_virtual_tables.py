@@ -83,6 +83,7 @@ def test_torch_gets_answers_without_python(also):
 {also}
 device, caught = switch_on()
 assert not caught, caught[0].message
+assert not open("/proc/thread-self/children").read(), "a process is left"
 virtual_tables._asked.clear()
 work(device)
 assert not virtual_tables._asked and torch.empty(1, pin_memory=True).is_pinned()
@@ -210,10 +211,10 @@ def mappings():
 def both():
     return [line for line in mappings() if "w" in line[1] and "x" in line[1]]
 
-before = both()
+before = both(), os.listdir("/proc/self/fd")
 virtual_tables._executable(virtual_tables._code(7))
 pages = [line[1] for line in mappings() if "memfd:vgpu" in line[-2]]
-assert pages == ["r-xp"] and both() == before, pages
+assert pages == ["r-xp"] and (both(), os.listdir("/proc/self/fd")) == before, pages
 """)
 
 

@@ -7,7 +7,6 @@ A name of `torch.cuda`
 - otherwise needs a real GPU, and raises NotImplementedError.
 """
 
-import contextlib
 import re
 from types import SimpleNamespace
 
@@ -108,8 +107,7 @@ def _replace_names():
     torch_vgpu.Stream.cuda_stream = property(lambda stream: stream.stream_id)
     torch_vgpu.Stream.priority_range = staticmethod(lambda: (0, -3))
     replace_nvtx()
-    profiler, tunable = torch.cuda.profiler, torch.cuda.tunable
-    replace(profiler, start=lambda: None, stop=lambda: None, profile=contextlib.nullcontext)
+    tunable = torch.cuda.tunable
     for module, names in ((torch.cuda.nccl, _NCCL_NAMES), (tunable, tunable.__all__)):
         replace(module, **{name: refusing(f"{module.__name__}.{name}") for name in names})
     replace(torch.cuda.nccl, version=lambda: NCCL_VERSION)

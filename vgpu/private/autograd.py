@@ -98,7 +98,7 @@ def patch_backward(streams_of_forward, device_type, named):
 
         The next backward would free them, so this runs one.
         """
-        with contextlib.suppress(Exception), torch.inference_mode(False), torch.enable_grad():
+        with contextlib.suppress(Exception), torch.inference_mode(False):  # which enables gradients
             leaf = torch.zeros((), requires_grad=True, device="cpu")
             ones = torch.ones((), device="cpu")
             run_backward((leaf * 1,), (ones,), False, False, (), accumulate_grad=True)
