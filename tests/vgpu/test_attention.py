@@ -112,6 +112,8 @@ def test_results_have_the_layout_in_which_joining_the_heads_copies_nothing(devic
     (x,) = tensors(Q)
     for dtype in (torch.bfloat16, torch.float32):
         out = attention(*[x.to(device, dtype)] * 3).transpose(1, 2)
+        turned = attention(*[x.mT.contiguous().mT.to(device, dtype)] * 3)
+        assert turned.transpose(1, 2).tolist() == out.tolist()
         assert out.is_contiguous() and out.view(2, LENGTH, -1).shape == (2, LENGTH, HEADS * WIDTH)
 
 
@@ -242,13 +244,14 @@ def test_transformed_functions_get_the_same(device, case):
 # -- which kernel
 
 
-def kind(dtype=torch.float32, mask=None, gqa=False, shape=Q, **options):
+def kind(dtype=torch.float32, mask=None, gqa=False, shape=Q, longer=0, wider=0, **options):
     """Return which kernel is taken, on the current device: "flash", "efficient" or "math"."""
     queries = torch.zeros(shape, dtype=dtype, device="vgpu")
     keys = queries[:, :2] if gqa else queries
+    keys, values = (F.pad(keys, (0, more, 0, longer)) for more in (0, wider))
     if mask is not None:
         mask = torch.zeros(LENGTH, LENGTH, device="vgpu", dtype=mask)
-    found = fused(lambda: attention(queries, keys, keys, mask, enable_gqa=gqa, **options))
+    found = fused(lambda: attention(queries, keys, values, mask, enable_gqa=gqa, **options))
     (name,) = found or ["math"]
     return name.removesuffix("_attention")
 
@@ -265,16 +268,17 @@ HALF = torch.float16, torch.bfloat16
         *(({"dtype": dtype, "mask": torch.bool}, "efficient") for dtype in HALF),
         *(({"dtype": dtype, "mask": dtype}, "efficient") for dtype in HALF),
         *(({"dtype": dtype, "mask": torch.bool, "gqa": True}, "math") for dtype in HALF),
+        *(({"dtype": dtype, "shape": (1, 2, 3, 256)}, "flash") for dtype in HALF),
         *(({"dtype": dtype, "shape": (1, 2, 3, 264)}, "efficient") for dtype in HALF),
+        *(({"dtype": dtype, "wider": 8}, "efficient") for dtype in HALF),
+        *(({"dtype": dtype, "is_causal": True, "longer": 3}, "efficient") for dtype in HALF),
         *(({"dtype": dtype, "shape": (2, 3, 8)}, "math") for dtype in HALF),
         ({}, "efficient"),
-        ({"is_causal": True}, "efficient"),
         ({"mask": torch.float32}, "efficient"),
         ({"gqa": True}, "math"),
         ({"dtype": torch.float64}, "math"),
         *(({"dtype": dtype, "mask": torch.float32}, "math") for dtype in HALF),
         ({"shape": (1, 2, 0, 8)}, "math"),
-        ({"shape": (1, 2, 3, 264)}, "efficient"),
     ],
 )
 def test_the_kernel_is_that_of_cuda(options, expected):

@@ -11,6 +11,7 @@ import d2lpar
 from vgpu.operators import comm
 
 SHAPES = [(3, 4), (), (5,), (2, 1, 3)]
+COPIES = {1: 8, 40: 6, 10**6: 2}  # to or from two devices, by the bytes of a buffer
 
 pytestmark = pytest.mark.usefixtures("here_and_elsewhere")
 
@@ -24,10 +25,12 @@ def some(device, value):
     return [torch.full(shape, value + i, device=device) for i, shape in enumerate(SHAPES)]
 
 
-@pytest.mark.parametrize("buffer_size", [1, 40, 10**6])
+@pytest.mark.parametrize("buffer_size", COPIES)
 def test_broadcast_gives_each_device_its_own_copies(devices, buffer_size):
     tensors = some(devices[0], 1.0)
-    outputs = comm.broadcast_coalesced(tensors, [0, 1, 2], buffer_size)
+    with recorded() as spans:
+        outputs = comm.broadcast_coalesced(tensors, [0, 1, 2], buffer_size)
+    assert sum(span.kind == "copy" for span in spans) == COPIES[buffer_size]
     for device, copies in zip(devices, outputs, strict=True):
         for tensor, copy in zip(tensors, copies, strict=True):
             assert copy.device == device
@@ -47,12 +50,14 @@ def test_inputs_on_the_cpu_are_scattered_beside_what_the_devices_compute(devices
         assert len(copies) == 4 and len({*copies}) == len({where for where, _ in copies}) == 2
 
 
-@pytest.mark.parametrize("buffer_size", [1, 40, 10**6])
+@pytest.mark.parametrize("buffer_size", COPIES)
 @pytest.mark.parametrize("destination", [0, 2])
 def test_reduction_sums_over_devices(devices, buffer_size, destination):
     inputs = [some(device, 10.0**k) for k, device in enumerate(devices)]
     inputs[destination][0] = torch.full((4, 3), 10.0**destination, device=devices[destination]).t()
-    sums = comm.reduce_add_coalesced(inputs, destination, buffer_size)
+    with recorded() as spans:
+        sums = comm.reduce_add_coalesced(inputs, destination, buffer_size)
+    assert sum(span.kind == "copy" for span in spans) == COPIES[buffer_size]
     for i, (shape, total) in enumerate(zip(SHAPES, sums, strict=True)):
         assert total.device == devices[destination]
         assert torch.equal(total.cpu(), torch.full(shape, 111.0 + 3 * i))

@@ -10,6 +10,8 @@ import torch
 from gates import only_here
 from torch import nn
 from torch.nn import functional as F
+from torch.testing._internal.autocast_test_lists import AutocastTestLists
+from torch.utils._pytree import tree_leaves
 
 import d2lpar
 from vgpu import virtual_gpus
@@ -305,48 +307,15 @@ def autocast(**options):
 @pytest.mark.parametrize(
     ("operation", "dtype"),
     [
-        (lambda x: x @ x, bf16),
-        (lambda x: x.mm(x), bf16),
-        (lambda x: torch.addmm(x, x, x), bf16),
-        (lambda x: x[None].bmm(x[None]), bf16),
-        (lambda x: F.linear(x, x, x[0]), bf16),
-        (lambda x: F.conv1d(x[None], x[:, :, None]), bf16),
-        (lambda x: F.conv2d(x[None, None], x[None, None, :2, :2]), bf16),
-        (lambda x: F.conv_transpose2d(x[None, None], x[None, None]), bf16),
-        (lambda x: torch.einsum("ij,jk->ik", x, x), bf16),
         (lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), bf16),
-        (lambda x: nn.Linear(4, 2).to(x.device)(x), bf16),
-        (lambda x: F.prelu(x, x[0, :1]), bf16),
-        (lambda x: torch.baddbmm(x[None], x[None], x[None]), bf16),
-        (lambda x: torch.linalg.multi_dot([x, x, x]), bf16),
-        (lambda x: torch.addbmm(x, x[None], x[None]), bf16),
-        (lambda x: x.bfloat16().cumprod(0), f32),
-        (lambda x: torch.addcmul(x.bfloat16(), x.bfloat16(), x.bfloat16()), bf16),
         (lambda x: torch.atan2(x.bfloat16(), x.bfloat16()), bf16),
-        (lambda x: x.softmax(0), f32),
         (lambda x: (x @ x).softmax(0), f32),
-        (lambda x: F.log_softmax(x.bfloat16(), 0), f32),
-        (lambda x: x.bfloat16().sum(), f32),
-        (lambda x: x.bfloat16().sum(1), f32),
-        (lambda x: x.bfloat16().pow(2), f32),
-        (lambda x: x.bfloat16().exp(), f32),
-        (lambda x: x.bfloat16().log(), f32),
-        (lambda x: x.bfloat16().prod(), f32),
-        (lambda x: x.bfloat16().cumsum(0), f32),
-        (lambda x: x.bfloat16().norm(), f32),
-        (lambda x: F.layer_norm(x.bfloat16(), (4,)), f32),
-        (lambda x: F.mse_loss(x.bfloat16(), x), f32),
-        (lambda x: F.cross_entropy(x.bfloat16(), torch.arange(4, device=x.device)), f32),
-        (lambda x: F.nll_loss(x.bfloat16(), torch.arange(4, device=x.device)), f32),
-        (lambda x: F.binary_cross_entropy_with_logits(x.bfloat16(), x), f32),
-        (lambda x: F.cosine_similarity(x.bfloat16(), x), f32),
-        (lambda x: x.bfloat16() + x, f32),
+        (lambda x: F.huber_loss(x.bfloat16(), x.bfloat16()), f32),
+        (lambda x: torch.linalg.vector_norm(x.bfloat16()), f32),
+        (lambda x: F.interpolate(x.bfloat16()[None], 8), f32),
         (lambda x: x.bfloat16() * 2, bf16),
-        (lambda x: torch.cat([x, x.bfloat16()]), f32),
-        (lambda x: F.relu(x.bfloat16()), bf16),
-        (lambda x: F.relu(x), f32),
-        (lambda x: torch.addcmul(x, x.bfloat16(), x), f32),
         (lambda x: F.batch_norm(x, None, None, training=True), f32),
+        (lambda x: F.batch_norm(x.bfloat16(), x[0], x[1], training=True), bf16),
         (lambda x: x.sum(dtype=torch.float64), torch.float64),
         (lambda x: x.double() @ x.double(), torch.float64),
         (lambda x: x.long().cumsum(0), torch.int64),
@@ -360,6 +329,20 @@ def test_autocast_gives_the_dtypes_of_cuda(operation, dtype, device):
     assert result.dtype == dtype
     assert result.device == device
     assert result.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "third", "dtype"),
+    [("fp16", "linalg_fp16", bf16), ("fp32", "torch_need_autocast_promote", f32)],
+)
+def test_autocast_gives_the_dtypes_of_torchs_own_lists_for_cuda(kind, third, dtype, device):
+    lists, modules = vars(AutocastTestLists(device)), (torch, torch._C._nn, torch._C._linalg)
+    for name, args, *options in lists[f"torch_{kind}"] + lists[f"nn_{kind}"] + lists[third]:
+        if type(args) is tuple and not name.startswith("cudnn"):
+            operator = next(getattr(each, name) for each in modules if hasattr(each, name))
+            with autocast():
+                result = operator(*args, **dict(*options))
+            assert tree_leaves(result)[0].dtype == dtype, name
 
 
 def test_autocast_nests_and_leaves_the_cpu_alone(device):
@@ -552,8 +535,7 @@ def resized(x):
     y[2] = 5
     y[1, 1] = 6
     y[1, 0] = 7
-    y.resize_(1, 2)
-    return y
+    return y.resize_(1, 2, 1, 1, memory_format=torch.channels_last)
 
 
 def written_out(x):
@@ -563,7 +545,9 @@ def written_out(x):
     view = torch.zeros(6, 4, device=x.device)
     torch.add(x, x, out=view[::2])
     torch.cat([x, out], out=(joined := torch.empty(0, device=x.device)))
-    return joined + view
+    flat = torch.zeros(12, device=x.device)
+    torch.add(x, 1, out=flat[:0])
+    return joined + view + flat.sum()
 
 
 def indexed(x):
@@ -636,7 +620,7 @@ def chunked(x):
         dtypes,
         foreach,
         chunked,
-        lambda x: F.layer_norm(x.bfloat16(), (4,), x[0], x[1]),
+        lambda x: F.layer_norm(x.t().bfloat16(), (3,), x[:, 0], x[:, 1]),
         lambda x: F.group_norm(x.bfloat16()[None], 3, x[:, 0], x[:, 1]),
     ],
 )

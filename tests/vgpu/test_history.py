@@ -109,6 +109,8 @@ def test_what_a_program_does_is_there_in_order():
     assert seen["device_traces"][0][-1]["action"] == "snapshot"
     history.record_memory_history()
     assert history.snapshot()["device_traces"][0][0] == entry, "kept unless it is cleared"
+    virtual_gpus(1)
+    assert len(history.snapshot()["device_traces"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,8 +118,10 @@ def test_what_a_program_does_is_there_in_order():
     [
         ({}, 4, (True, True)),
         ({"context": "state"}, 4, (False, True)),
+        ({"context": "alloc"}, 4, (True, True)),
         ({"context": None}, 4, (False, False)),
         ({"enabled": "state"}, 0, (False, True)),
+        ({"record_cuda": False}, 0, (False, False)),
         ({"max_entries": 2}, 2, (True, True)),
         ({"skip_actions": ["free_requested", "free_completed"]}, 2, (True, True)),
     ],
@@ -147,21 +151,26 @@ def test_memory_that_a_stream_holds_and_memory_that_there_is_not():
     with side:
         torch.vgpu._sleep(1)
         y = torch.empty(3, device=gpu)
+        torch.empty(5, device=gpu)
         z = torch.empty(3, device=other)
     x.record_stream(side)
     del x
     seen = history.snapshot()
-    streams = {e["size"]: e["stream"] for e in seen["device_traces"][0] if e["action"] == "alloc"}
-    assert streams == {2**22: 0, y.nbytes: side.stream_id}
+    trace = seen["device_traces"][0]
+    streams = {(2**22, 0), (y.nbytes, side.stream_id), (20, side.stream_id)}
+    assert {(entry["size"], entry["stream"]) for entry in trace} == streams
     assert seen["device_traces"][1][0]["stream"] == 0 != len(z)
-    (block,) = [b for s in seen["segments"] for b in s["blocks"] if b["requested_size"] == 2**22]
-    assert block["state"] == "active_pending_free"
-    assert seen["device_traces"][0][-1]["action"] == "free_requested"
+    (held,) = [segment for segment in seen["segments"] if segment["total_size"] == 2**22]
+    assert held["blocks"][0]["state"] == "active_pending_free"
+    assert (held["allocated_size"], held["segment_type"]) == (0, "large")
+    assert held["address"] == trace[0]["addr"] and trace[-1]["action"] == "free_requested"
     side.synchronize()
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(2**40, device=gpu)
     *before, completed, failed = history.snapshot()["device_traces"][0]
-    assert sum(entry["action"] == "free_requested" for entry in before) == 1
+    assert before[:-1] == trace and before[-1]["action"] == "snapshot"
+    active = sum(each["active_size"] for each in seen["segments"] if each["device"] == 0)
+    assert before[-1]["size"] == active
     assert (completed["action"], completed["size"]) == ("free_completed", 2**22)
     assert (failed["action"], failed["size"]) == ("oom", 2**42)
     assert failed["time_us"] == int(clock() * 1e6)

@@ -102,7 +102,7 @@ def test_the_exported_trace_has_kernels_and_who_launched_them():
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             x + 1
-        x.to("cuda:1")
+        x.to("cuda:1") * 2
     trace = exported(p)
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     by_name = {event["name"]: event for event in events}
@@ -121,6 +121,8 @@ def test_the_exported_trace_has_kernels_and_who_launched_them():
     assert by_name["aten.mm"]["tid"] == 0 != by_name["aten.add"]["tid"]
     copy = by_name["Memcpy PtoP"]
     assert (copy["cat"], copy["args"]["bytes"]) == ("gpu_memcpy", 64 * 64 * 4)
+    there = by_name["aten.mul"]
+    assert (copy["pid"], there["pid"], there["args"]["device"]) == (0, 1, 1)
     assert "V100" in trace["modelled"]
     """)
 
@@ -157,6 +159,7 @@ def test_gpus_alone_and_by_default_as_well():
     assert [event.key for event in p.key_averages()] == ["aten.add"]
     trace = exported(p)
     assert [e["name"] for e in trace["traceEvents"] if e["ph"] == "X"] == ["aten.add"]
+    assert not any(e["ph"] in "sf" for e in trace["traceEvents"]), "nobody shown has launched it"
     if hasattr(p, "activity_filters"):  # torch 2.11 has none
         with profile(activities=[{CUDA: ["GPU_MEMCPY"]}]) as p:
             (x + 1).cpu()

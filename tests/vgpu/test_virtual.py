@@ -372,6 +372,7 @@ def test_operands_on_two_devices_raise(devices):
         lambda x, c: x.add_(c),
         lambda x, c: c.add_(x),
         lambda x, c: c.sum().add_(x.sum()),
+        lambda x, c: torch._foreach_add_([c.sum()], [x.sum()]),
         lambda x, c: torch.add(x, x, out=c),
         lambda x, c: torch.sum(x, 0, out=c[0]),
         lambda x, c: torch.nn.functional.linear(x, c[None]),
@@ -447,6 +448,8 @@ def test_results_of_a_failed_kernel_say_so_when_they_are_read(devices):
         text = r"^vgpu error: \S+ reads a tensor whose kernel failed: IndexError: index out"
         with pytest.raises(torch.AcceleratorError, match=text):
             read()
+    with pytest.raises(torch.AcceleratorError, match="add_ .*reads a tensor whose kernel failed"):
+        torch.ones(2, 4, device=devices[0]).add_(y).cpu()
     d2lpar.synchronize()
 
 
@@ -651,6 +654,8 @@ def draw(device, seed=lambda: None):
         lambda: torch.bernoulli(ones / 2),
         lambda: torch.multinomial(ones, 3),
         lambda: torch.rand_like(ones),
+        lambda: torch.randn_like(ones),
+        lambda: torch.randint_like(ones, 3, 9),
         lambda: torch.nn.init.kaiming_normal_(torch.empty(3, 3, device=device)),
     )
     return [each() for each in draws if (seed(), True)]
@@ -947,7 +952,8 @@ def test_a_copy_of_a_wrong_shape_raises_at_the_call(devices, where):
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("norm", "sizes"), [(torch.nn.LayerNorm, [8]), (torch.nn.GroupNorm, [2, 4])]
+    ("norm", "sizes"),
+    [(torch.nn.LayerNorm, [8]), (torch.nn.GroupNorm, [2, 4]), (torch.nn.BatchNorm1d, [4])],
 )
 def test_norms_of_bfloat16(devices, norm, sizes, weights):
     results = []
@@ -1004,6 +1010,7 @@ def test_a_tensor_of_another_class_is_asked_wherever_it_stands(devices):
     x = torch.ones(2, 2, device=devices[0])
     for result in (x + Wrapped(x), torch.addmm(x[0], Wrapped(x), x), torch.cat([x, Wrapped(x)])):
         assert type(result) is type(x)
+    x.copy_(Wrapped(x))
     assert torch.cat([x, Wrapped(x)]).sum().item() == 8
 
 

@@ -16,17 +16,20 @@ LOWER_PRECISION = """
 """.split()
 FLOAT32 = """
     acos asin cosh sinh tan erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt
-    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm group_norm
-    cosine_similarity cosine_embedding_loss cdist pdist dist renorm
-    nll_loss nll_loss_nd hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss
+    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm rms_norm group_norm
+    cosine_similarity cosine_embedding_loss cdist pdist dist renorm logsumexp nll_loss nll_loss2d
+    nll_loss_nd hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss
     margin_ranking_loss multilabel_margin_loss multi_margin_loss soft_margin_loss
     triplet_margin_loss poisson_nll_loss binary_cross_entropy_with_logits
     prod prod.dim_int cumsum cumprod sum sum.dim_IntList softmax.int log_softmax.int
-    norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dtype norm.ScalarOpt_dim_dtype
-    linalg_vector_norm linalg_matrix_norm
+    norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dtype norm.ScalarOpt_dim_dtype frobenius_norm.dim
+    nuclear_norm nuclear_norm.dim linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+    upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
 """.split()
 WIDEST = """
-    addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot
+    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put scatter_add tensordot
 """.split()
 
 
@@ -39,9 +42,8 @@ def register(library):
     ):
         for name in names:
             packet, _, overload = name.partition(".")
-            packet = getattr(torch.ops.aten, packet, None)
-            if packet is not None:
-                library.impl(name, _casting(getattr(packet, overload or "default"), choose), _KEY)
+            func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(name, _casting(func, choose), _KEY)
     library.impl("binary_cross_entropy", _refuse_binary_cross_entropy, _KEY)
 
 

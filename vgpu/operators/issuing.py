@@ -514,19 +514,19 @@ def raise_now(op, device):
     The latter, and that of an op that computed an input, is a torch.AcceleratorError.
     """
     error = op.error
-    if error is not None:
+    try:
         device.forget(op)
-        op.error = None  # the stream references this op, and the traceback would leak tensors
-    if isinstance(error, Unavailable):
+        if isinstance(error, Unavailable):
+            device.raise_error()
+            text = f"{scheduler.error_name} error: {op.name} {error}"
+            raise torch.AcceleratorError(text) from error.missing.error
+        if isinstance(error, NotImplementedError):  # of the kernel "bitwise_and_cpu", for example
+            error.args = tuple(str(arg).replace('_cpu" not', '_cuda" not') for arg in error.args)
+        if error is not None:
+            raise error
         device.raise_error()
-        raise torch.AcceleratorError(
-            f"{scheduler.error_name} error: {op.name} {error}"
-        ) from error.missing.error
-    if isinstance(error, NotImplementedError):  # of the kernel "bitwise_and_cpu", for example
-        error.args = tuple(str(arg).replace('_cpu" not', '_cuda" not') for arg in error.args)
-    if error is not None:
-        raise error
-    device.raise_error()
+    finally:
+        op.error = error = None  # the traceback would leak tensors: no cycle, none in the stream
 
 
 def issue_function(name, function, inputs, layouts):

@@ -108,8 +108,7 @@ class Operator:
 
 
 UPDATES_STATISTICS = set(
-    "native_batch_norm batch_norm_update_stats batch_norm_gather_stats "
-    "batch_norm_gather_stats_with_counts".split()
+    "native_batch_norm batch_norm_update_stats batch_norm_gather_stats_with_counts".split()
 )
 
 
@@ -279,6 +278,8 @@ class Plan:
                         cell.data = self._fitting(value, cell.layout)
         except Unavailable as unavailable:
             set_missing(out, unavailable.missing)
+            if operator.written:  # what it was to change is as it was
+                raise
         except BaseException as error:
             set_missing(out, Missing(error))
             raise

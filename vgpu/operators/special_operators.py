@@ -177,6 +177,7 @@ tables.shape.update(
         aten.native_group_norm.default: _native_group_norm,
         aten.native_group_norm_backward.default: _native_group_norm_backward,
         aten.as_strided.default: _layout_of_as_strided,
+        aten.native_dropout.default: lambda x, *_: (x.clone(), x.clone().bool()),
         # torch 2.11 has none
         aten._transformer_encoder_layer_fwd.default: lambda source, *_: torch.empty_like(source),
     }
