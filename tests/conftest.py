@@ -166,9 +166,7 @@ _CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 # What chapters repeat, for their readers' medians, and how often tests do.
-REPEATED = {
-    r"(seconds_in_turn\(\w+)(?:, rounds=\d+)?\)": r"\1, rounds=1)",
-}
+REPEATED = {r"(seconds_in_turn\(\w+)(?:, rounds=\d+)?\)": r"\1, rounds=1)"}
 
 
 def less_often(source, repeated=REPEATED):

@@ -499,10 +499,7 @@ def test_tensor_parallel_takes_the_steps_of_one_device():
     }
     cut = {"input_layouts": Replicate(), "desired_input_layouts": Shard(1)}
     whole = {"output_layouts": Shard(1), "desired_output_layouts": Replicate()}
-    ends = {
-        "0": parallel.PrepareModuleInput(**cut),
-        "1": parallel.PrepareModuleOutput(**whole),
-    }
+    ends = {"0": parallel.PrepareModuleInput(**cut), "1": parallel.PrepareModuleOutput(**whole)}
     for plan, around in (plain, {}), (sequence, ends):
         net = blocks().to(device)
         for block in net:

@@ -401,13 +401,7 @@ def on_side_streams(devices):
     return [y, back, x.grad, x.grad.to(devices[1])]
 
 
-PROGRAMS = [
-    step_of_data_parallel,
-    sums,
-    pipeline,
-    sharded,
-    on_side_streams,
-]
+PROGRAMS = [step_of_data_parallel, sums, pipeline, sharded, on_side_streams]
 
 
 def seen(program, devices):
@@ -616,8 +610,7 @@ def test_timers_and_events_do_not_measure_across_clocks():
 
 
 @pytest.mark.parametrize(
-    "links, seconds",
-    [((Link(2.0, 1), Link(4.0, 9)), 8 / 2 + 1), ((Link(4.0, 9), None), 8 / 4 + 9)],
+    "links, seconds", [((Link(2.0, 1), Link(4.0, 9)), 8 / 2 + 1), ((Link(4.0, 9), None), 8 / 4 + 9)]
 )
 @pytest.mark.parametrize("source", [0, 1])
 def test_the_slower_of_two_links_decides(links, seconds, source):

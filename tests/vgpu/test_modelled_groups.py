@@ -1030,11 +1030,6 @@ class Executed:
         return open, (str(self.path), "w")
 
 
-def enter(keeper):
-    """Return a connection that has shown that it knows the secret."""
-    return Client(("127.0.0.1", keeper.port), authkey=keeper.secret)
-
-
 def test_the_keeper_goes_on_whatever_is_sent_to_it_and_executes_nothing(tmp_path):
     keeper, evil = Keeper(1, timeout=1000), pickle.dumps(Executed(tmp_path / "executed"))
     stay = []  # connections that stay open
@@ -1044,7 +1039,7 @@ def test_the_keeper_goes_on_whatever_is_sent_to_it_and_executes_nothing(tmp_path
     with pytest.raises(AuthenticationError):
         Client(("127.0.0.1", keeper.port), authkey=b"wrong")
     for sent in (evil, b"{", b"[" * 10_000, b"1", b'"_grant"', b"null", b" " * 2**20 + b"0"):
-        with enter(keeper) as stranger:
+        with Client(("127.0.0.1", keeper.port), authkey=keeper.secret) as stranger:
             with contextlib.suppress(ConnectionError):  # it may hang up before it has all
                 stranger.send_bytes(sent)
             assert stranger.poll(20), sent[:20]

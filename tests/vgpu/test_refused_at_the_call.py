@@ -13,10 +13,7 @@ from torch.nn import functional as F
 
 from vgpu import virtual_gpus
 
-pytestmark = [
-    pytest.mark.usefixtures("devices"),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.usefixtures("devices"), pytest.mark.filterwarnings("ignore")]
 
 
 def shared(device):

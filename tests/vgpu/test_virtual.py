@@ -12,16 +12,7 @@ from operator import ne
 import fresh
 import pytest
 import torch
-from gates import (
-    Gate,
-    LateClock,
-    in_threads,
-    named,
-    only_here,
-    overlap,
-    recorded,
-    run_what_can,
-)
+from gates import Gate, LateClock, in_threads, named, only_here, overlap, recorded, run_what_can
 from held import held
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only

@@ -157,10 +157,7 @@ NETS = {
     "lenet": (d2lpar.lenet, lambda: images(28)),
     "resnet18": (lambda: d2lpar.resnet18(10, 1), lambda: images(32)),
     "words": (Words, lambda: torch.randint(10, (5, 8))),
-    "transformer": (
-        lambda: nn.TransformerEncoderLayer(8, 2, 16),
-        lambda: torch.rand(8, 4, 8),
-    ),
+    "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16), lambda: torch.rand(8, 4, 8)),
 }
 OPTIMIZERS = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=1e-4),
