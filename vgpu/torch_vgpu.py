@@ -236,9 +236,10 @@ def current_device():
 
 
 def set_device(device):
-    """Make `device` the calling thread's current device."""
-    threads.thread.device = registry.find(device).index
-    registry.device_was_set = True
+    """Make `device` the calling thread's current device; a negative index does nothing."""
+    if not isinstance(device, int) or device >= 0:
+        threads.thread.device = registry.find(device).index
+        registry.device_was_set = True
 
 
 def synchronize(device=None):
