@@ -104,6 +104,19 @@ def test_data_parallel_trains_batch_norm_and_defaults_to_all_devices(devices):
     small_net().load_state_dict(state)
 
 
+def test_a_buffer_of_a_replica_may_change_when_others_are_kept_for_backward(devices):
+    class Counting(nn.BatchNorm1d):
+        def forward(self, x):
+            y = x * self.running_var
+            self.running_mean += 1
+            return y
+
+    net = nn.DataParallel(Counting(2).to(devices[0]), device_ids=[0, 1])
+    x = torch.ones(4, 2, device=devices[0], requires_grad=True)
+    net(x).sum().backward()
+    assert x.grad.tolist() == [[1, 1]] * 4 and net.module.running_mean.tolist() == [1, 1]
+
+
 def test_a_failed_kernel_of_a_replica_is_no_silent_garbage(devices):
     net = nn.DataParallel(nn.Embedding(3, 2).to(devices[0]), device_ids=[0, 1])
     output = net(torch.tensor([[0], [1], [2], [9]], device=devices[0]))

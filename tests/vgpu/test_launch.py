@@ -826,12 +826,17 @@ def test_restarts_come_to_an_end_and_find_nothing_in_the_store(impatient, capsys
         assert not store.check(["left behind"])  # what is would break gloo now and then
         dist.barrier()
         store.set("left behind", "")
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        print(f"attempt {attempt} ends", end="")
         if dist.get_rank() == 1:
-            raise ValueError(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
+            raise ValueError(f"attempt {attempt}")
 
     with pytest.raises(ValueError, match="attempt 1"):
         d2lpar.launch(work, max_restarts=1, timeout=10)
-    assert capsys.readouterr().out.count("begun") == 4
+    out = capsys.readouterr().out
+    assert out.count("begun") == 4
+    first, second = (out.rindex(f"[1] attempt {attempt} ends") for attempt in range(2))
+    assert first < out.rindex("[1] begun") < second  # the last line of an attempt is shown with it
 
 
 # Bad input

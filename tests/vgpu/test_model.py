@@ -155,9 +155,13 @@ def test_a_backward_pass_begins_when_the_one_before_it_has_been_issued():
     first, second = (torch.ones(3, device=device) for device in devices)
     d2lpar.synchronize()
     started = clock()
-    torch.autograd.backward([long, short], [first, second])
-    with recorded() as spans:
+
+    def two_passes():  # in a thread that has used no stream, for which the end of a pass would wait
+        torch.autograd.backward([long, short], [first, second])
         torch.autograd.backward([again], [second])
+
+    with recorded() as spans, in_thread(two_passes):
+        pass
     kernels = [op for op in spans if op.kind == "kernel" and op.device == devices[1]]
     assert kernels[-1].issued - started >= 3 + 1
 
