@@ -34,14 +34,11 @@ def tensors(*shapes, seed=0):
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def names(program):
+def fused(program):
     with kernels() as found:
         program()
-    return [kernel.name.removeprefix("aten._scaled_dot_product_") for kernel in found]
-
-
-def fused(program):
-    return [name for name in names(program) if "attention" in name]
+    names = [kernel.name.removeprefix("aten._scaled_dot_product_") for kernel in found]
+    return [name for name in names if "attention" in name]
 
 
 def both_passes(queries, keys, values, *, mask=None, **options):
@@ -51,10 +48,6 @@ def both_passes(queries, keys, values, *, mask=None, **options):
     weights = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
     (out * weights.to(out)).sum().backward()
     return [each.detach().cpu().float() for each in (out, *(leaf.grad for leaf in leaves))]
-
-
-def numbers_of(mask):
-    return torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
 
 
 def some(*shape):
@@ -77,7 +70,7 @@ CASES = {
     "mask of keys": {"mask": some(2, 1, 1, LENGTH)},
     "no key for a query": {"mask": some(LENGTH, LENGTH).index_fill(0, torch.tensor(2), False)},
     "numbers": {"mask": 3 * torch.sin(torch.arange(36.0)).reshape(LENGTH, LENGTH)},
-    "infinite numbers": {"mask": numbers_of(some(LENGTH, LENGTH))},
+    "infinite numbers": {"mask": torch.where(some(LENGTH, LENGTH), 0.0, -torch.inf)},
     "shared keys": {"groups": 2, "enable_gqa": True},
     "shared keys, causal": {"groups": 1, "enable_gqa": True, "is_causal": True},
     "shared keys, mask": {"groups": 2, "enable_gqa": True, "mask": some(LENGTH, LENGTH)},

@@ -3,7 +3,6 @@
 The right error is the CPU's. Where CUDA's kernel asserts, it comes at the next synchronize.
 """
 
-
 import pytest
 import torch
 from gates import Gate, error_of

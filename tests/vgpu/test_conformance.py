@@ -54,15 +54,13 @@ def op_name(op):
     return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
 
 
-def runs_on_cpu(op):
-    return torch.float32 in op.supported_dtypes("cpu") and not op.name.startswith("jiterator")
-
-
 def trains_on_cpu(op):
     return op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")
 
 
-OPS = [op for op in op_db if runs_on_cpu(op)]
+OPS = [
+    op for op in op_db if torch.float32 in op.supported_dtypes("cpu") and "jiterator" not in op.name
+]
 
 
 def marked(op):

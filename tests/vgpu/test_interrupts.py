@@ -350,10 +350,6 @@ def devices(frozen):
     virtual_gpus(2)
 
 
-def give_up(*_):
-    pytest.fail("it hangs")
-
-
 def interrupted_everywhere(call, every=1, at_least=4, prepare=lambda: None):
     """Prepare and call a function again and again, interrupted at one place after the other.
 
@@ -365,7 +361,7 @@ def interrupted_everywhere(call, every=1, at_least=4, prepare=lambda: None):
         where the interrupt came, and after the last place None. The test fails if a round hangs.
     """
     count, where = 0, ""
-    before = signal.signal(signal.SIGALRM, give_up)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
     try:
         while where is not None:
             signal.alarm(30)
@@ -530,11 +526,7 @@ def backward(a, b):
 @functools.cache
 def hear_of_new_threads():
     """Have Python call a function of ours each time before a thread starts, from now on."""
-    sys.addaudithook(heard)
-
-
-def heard(event, arguments):
-    pass
+    sys.addaudithook(lambda event, arguments: None)
 
 
 def first_op_of_an_engine(a, b):
