@@ -349,6 +349,7 @@ with marks.part(1, "a time"):
     marks.prediction("t", 20, hints=[(14, "One waits for the other.")])
 marks.total()
 """
+ONE_WAITS = "wrong 0 of 1  a time: One waits for the other.\n              t: 14 is not right"
 PREDICTIONS = """
 marks = Marks(2)
 for part, name in (("another", "u"), ("a time", "t")):
@@ -359,6 +360,7 @@ marks.total()
 RIGHT = "def devices(t_comp, t_launch, available):\n    return 3"
 LIKE = CHECK.format("")
 WITHOUT = CHECK.format(', without=("torch", "numpy")')
+NO_TORCH = "your answer calls torch, which the task rules out"
 BORROWED = "from d2lpar.exercises.automatic_parallelism import fastest\n"
 WHOLE = LIKE.replace("like=0", "like=[0]")
 FIRST = WHOLE.replace("9)", "9)[0]", 1)
@@ -429,13 +431,10 @@ STORIES = {  # cells, and the line that the last of them prints first
         [LIKE, "t = fastest(20, 8, 9)", PREDICTION],
         "your answer cell ended in an error: AssertionError: `fastest` belongs to the check",
     ),
-    "a tensor": (
-        ["def devices(*times):\n    return len(torch.ones(3))", WITHOUT],
-        "your answer calls torch, which the task rules out",
-    ),
-    "a method of a tensor": (
-        ["x = torch.ones(3)\ndef devices(*times):\n    return int(x.sum())", WITHOUT],
-        "your answer calls torch, which the task rules out",
+    "a tensor": (["def devices(*times):\n    return len(torch.ones(3))", WITHOUT], NO_TORCH),
+    "a method": (
+        ["x = torch.ones(3)\ndef devices(*_):\n    return int(x.sum())", WITHOUT],
+        NO_TORCH,
     ),
     "an array": (
         ["def devices(*times):\n    return len(numpy.array_split(range(5), 3))", WITHOUT],
@@ -470,14 +469,8 @@ STORIES = {  # cells, and the line that the last of them prints first
         "ok    1 of 1  devices",
     ),
     "a prediction to make": (["t = None\nraise NotImplementedError()", PREDICTION], "not answered"),
-    "a wrong prediction": (
-        ["t = 14", PREDICTION],
-        "wrong 0 of 1  a time: One waits for the other.\n              t: 14 is not right",
-    ),
-    "the same once more": (
-        ["t = 14", PREDICTION, "t = 14", PREDICTION],
-        "wrong 0 of 1  a time: One waits for the other.\n              t: 14 is not right",
-    ),
+    "a wrong prediction": (["t = 14", PREDICTION], ONE_WAITS),
+    "the same once more": (["t = 14", PREDICTION] * 2, ONE_WAITS),
     "another wrong prediction": (
         ["t = 14", PREDICTION, "t = 15", PREDICTION],
         "wrong 0 of 1  a time: That is too small.\n              t: expected 20, got 15",

@@ -245,11 +245,6 @@ NETS = [(info, True) for info in module_db] + [
 ]
 
 
-def net_name(net):
-    info, training = net
-    return f"{'train' if training else 'eval'}-{info.name}"
-
-
 @functools.cache
 def reads_mode(module_cls):
     """Return whether modules of a class look whether they train."""
@@ -276,7 +271,9 @@ def arguments_of_both(sample):
     return [(each.args, each.kwargs) for each in (sample.constructor_input, sample.forward_input)]
 
 
-@pytest.mark.parametrize("which", NETS, ids=net_name)
+@pytest.mark.parametrize(
+    "which", NETS, ids=[f"{'train' if on else 'eval'}-{info.name}" for info, on in NETS]
+)
 def test_module_trains_to_the_values_of_the_cpu(which, device):
     info, training = which
     # In float64, in which no other order of summation moves an input of a ReLU to beyond 0.

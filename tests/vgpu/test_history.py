@@ -111,6 +111,9 @@ def test_what_a_program_does_is_there_in_order():
     assert history.snapshot()["device_traces"][0][0] == entry, "kept unless it is cleared"
     virtual_gpus(1)
     assert len(history.snapshot()["device_traces"]) == 1
+    history.record_memory_history(None)
+    torch.empty(3, device=virtual_gpus(2)[1])
+    assert history.snapshot()["device_traces"][1] == [], "it ends on GPUs out of use, too"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import random
 import sys
 import threading
 from collections import Counter
-from functools import partial
+from functools import partial, reduce
 
 import fresh
 import pytest
@@ -510,19 +510,14 @@ def test_what_an_earlier_clock_has_written_holds_up_nothing(work):
 
 
 def test_random_numbers_of_one_clock_hold_up_no_draws_by_another():
-    fixed_gpus(1, seconds=50.0)
-    (device,) = registry.devices[:1]
-    generator = torch.Generator(device=device.torch_device)
-    x = torch.empty(3, device=device.torch_device)
-    x.normal_(generator=generator)
-    x.normal_()
-    torch.vgpu.synchronize()
-    assert clock() == 100
-    fixed_gpus(1, seconds=1.0)
-    x.normal_(generator=generator)
-    x.normal_()
-    torch.vgpu.synchronize()
-    assert clock() == 2
+    (device,) = fixed_gpus(1)
+    generator, x = torch.Generator(device=device), torch.empty(3, device=device)
+    for seconds in (50.0, 1.0):
+        fixed_gpus(1, seconds=seconds)
+        x.normal_(generator=generator)
+        x.normal_()
+        torch.vgpu.synchronize()
+        assert clock() == 2 * seconds
 
 
 def test_a_new_simulation_waits_for_the_old_one_and_begins_at_0():
@@ -774,17 +769,18 @@ def test_after_an_error_in_a_recurrent_layer_operators_take_their_time():
     assert clock() - begun == 2.0
 
 
-def test_each_pass_through_a_recurrent_layer_takes_its_time(monkeypatch):
+@pytest.mark.parametrize("number", [1, 2])
+def test_each_pass_through_recurrent_layers_takes_its_time(number, monkeypatch):
     """The start of a pass; of each layer one operator, gradients of 4 parameters; one of exp."""
     (device,) = virtual_gpus(1, model=Machine(Fixed(), host=HOST), values=False)
     monkeypatch.setattr(host, "_CALLS_KEPT", len(host.recurrent_calls.firsts) + 2)
-    first, second = nn.LSTM(3, 4).to(device), nn.LSTM(4, 4).to(device)
+    layers = [nn.LSTM(width, 4).to(device) for width in (3, 4)[:number]]
     x, ends = torch.empty(5, 2, 3, device=device), []
-    losses = [second(first(x)[0])[0].exp().sum() for _ in range(3)]
+    losses = [reduce(lambda y, layer: layer(y)[0], layers, x).exp().sum() for _ in range(3)]
     for loss in (losses[2],) * 3:
         loss.backward(retain_graph=True)
         ends.append(clock())
-    assert ends[2] - ends[1] == 1.0 + 2 * (100.0 + 4 * 100.0) + 100.0
+    assert ends[2] - ends[1] == 1.0 + number * (100.0 + 4 * 100.0) + 100.0
 
 
 def test_without_cudnn_a_recurrent_layer_is_issued_step_by_step():

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from gates import Gate, named, recorded, run_what_can
+from gates import Gate, held_collectives, named, recorded, run_what_can
 from ranks import (
     LIMIT,
     a_group,
@@ -1061,6 +1061,18 @@ def test_groups_come_and_go_without_leaving_threads_or_engines(rank, device, _):
     after = len(found.collective_engines), len(os.listdir("/proc/self/task"))
     assert after[0] == before[0] and after[1] <= before[1] + 2, (before, after)
     assert torch.vgpu.memory_allocated(device) == memory
+
+
+@in_group(2)
+def test_a_process_forks_while_a_collective_is_under_way(rank, device, group):
+    x = torch.ones(3, device=device)
+    with held_collectives() as under_way:
+        dist.all_reduce(x, group=group, async_op=True)
+        assert under_way.wait(30)
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert x.tolist() == [2, 2, 2]
 
 
 @in_group(2)
