@@ -433,7 +433,7 @@ STORIES = {  # cells, and the line that the last of them prints first
     ),
     "a tensor": (["def devices(*times):\n    return len(torch.ones(3))", WITHOUT], NO_TORCH),
     "a method": (
-        ["x = torch.ones(3)\ndef devices(*_):\n    return int(x.sum())", WITHOUT],
+        ["x = torch.eye(3)\ndef devices(*_):\n    return int(x.sum())", WITHOUT],
         NO_TORCH,
     ),
     "an array": (
