@@ -432,10 +432,7 @@ STORIES = {  # cells, and the line that the last of them prints first
         "your answer cell ended in an error: AssertionError: `fastest` belongs to the check",
     ),
     "a tensor": (["def devices(*times):\n    return len(torch.ones(3))", WITHOUT], NO_TORCH),
-    "a method": (
-        ["x = torch.eye(3)\ndef devices(*_):\n    return int(x.sum())", WITHOUT],
-        NO_TORCH,
-    ),
+    "a method": (["x = torch.eye(3)\ndevices = lambda *_: int(x.sum())", WITHOUT], NO_TORCH),
     "an array": (
         ["def devices(*times):\n    return len(numpy.array_split(range(5), 3))", WITHOUT],
         "your answer calls numpy, which the task rules out",
