@@ -167,11 +167,7 @@ DAMAGED = {
     "answered twice": (answer_twice, 2, "cell twice"),
     "split": (split, 2, "cell twice"),
     "moved": (move, 2, ["cell moved", "", ""]),
-    "lost metadata": (
-        lambda cells: [cell.update(metadata={}) for cell in cells],
-        2,
-        ["no metadata"] * 3,
-    ),
+    "lost metadata": (lambda cells: [c.update(metadata={}) for c in cells], 2, ["no metadata"] * 3),
     "lost everything": (lose_everything, 2, ["found by place"] * 3),
     "lost even checks": (lose_even_checks, 2, ["found by place"] * 3),
     "lost and retyped": (

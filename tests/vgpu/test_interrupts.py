@@ -350,6 +350,10 @@ def devices(frozen):
     virtual_gpus(2)
 
 
+def give_up(*_):
+    pytest.fail("it hangs")
+
+
 def interrupted_everywhere(call, every=1, at_least=4, prepare=lambda: None):
     """Prepare and call a function again and again, interrupted at one place after the other.
 
@@ -361,7 +365,7 @@ def interrupted_everywhere(call, every=1, at_least=4, prepare=lambda: None):
         where the interrupt came, and after the last place None. The test fails if a round hangs.
     """
     count, where = 0, ""
-    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
+    before = signal.signal(signal.SIGALRM, give_up)
     try:
         while where is not None:
             signal.alarm(30)

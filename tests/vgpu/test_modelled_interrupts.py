@@ -8,7 +8,7 @@ import pytest
 import test_interrupts
 import torch
 from modelling import Fixed
-from test_interrupts import Interrupter, harmless_interrupts, interrupted
+from test_interrupts import Interrupter, give_up, harmless_interrupts, interrupted
 
 from vgpu import clock, hardware_name, virtual_gpus
 from vgpu.runtime import registry, scheduler
@@ -23,7 +23,7 @@ def frozen():
 
 @pytest.fixture(autouse=True)
 def in_the_end_by_the_wall_clock():
-    alarm = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
+    alarm = signal.signal(signal.SIGALRM, give_up)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, alarm)

@@ -515,7 +515,8 @@ def raise_now(op, device):
     """
     error = op.error
     try:
-        device.forget(op)
+        if error is not None:
+            device.forget(op)
         if isinstance(error, Unavailable):
             device.raise_error()
             text = f"{scheduler.error_name} error: {op.name} {error}"
