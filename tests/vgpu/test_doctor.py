@@ -52,6 +52,7 @@ def found(monkeypatch, capsys):
         ("vgpu.cuda.doctor.memory_of_this_process", lambda: 2**31, "memory", "2.0 .* need 4 GiB"),
         ("vgpu.cuda.doctor.LAB", ("pytest", "no_such"), "notebooks", "no_such missing"),
         ("torch.__version__", "2.99.0", "torch", "2.99.0"),
+        ("torch.__version__", "2.9.1", "torch", "2.9.1"),
         ("platform.python_implementation", lambda: "PyPy", "Python", "this is PyPy"),
         ("torch.distributed.is_available", lambda: False, "processes", "launch cannot work"),
         ("torch.distributed.is_gloo_available", lambda: False, "processes", "launch needs gloo"),
@@ -70,8 +71,11 @@ def test_a_busy_machine(found, monkeypatch, capsys):
     taken = CpuShares()
     taken.seconds, taken.others, taken.stolen = 0.2, 0.12, 0.04
     monkeypatch.setattr(doctor, "measure_cpu_shares", lambda: taken)
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    monkeypatch.setenv("VGPU_THREADS", "3")
     assert doctor.examine() == 1
     out = capsys.readouterr().out
+    assert "disabled here by TORCH_DEVICE_BACKEND" in out and "a virtual GPU 3 (VGPU_TH" in out
     for who in ("other programs took 60 % of", "the hypervisor took 20 % of"):
         assert f"! busy          {who} the cores just now: measured times" in out
     assert "2 of these are wrong" in out

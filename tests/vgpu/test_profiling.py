@@ -3,7 +3,7 @@
 from test_torch_cuda import run
 
 IMPORTS = """
-    import gzip, json, os, tempfile, warnings
+    import gzip, inspect, json, os, tempfile, warnings
     from torch.profiler import ProfilerActivity, profile, record_function, schedule
     from torch.profiler import supported_activities, tensorboard_trace_handler
 
@@ -175,6 +175,9 @@ def test_gpus_alone_and_by_default_as_well():
         x + 1
     assert "aten.add" in {e["name"] for e in exported(p, ".json.gz")["traceEvents"]}
     assert {"aten.add", "aten::add"} <= {event.key for event in p.key_averages()}
+    if "use_python_export" in str(inspect.signature(profile.export_chrome_trace)):  # torch 2.12
+        p.export_chrome_trace(path := tempfile.mktemp(suffix=".gz"), use_python_export=True)
+        assert gzip.open(path, "rt").read().count('"aten.add"') == 1
     with profile(activities=[CPU]) as p:
         x + 1
     assert "aten.add" not in {event.key for event in p.key_averages()}

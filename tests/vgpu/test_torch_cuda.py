@@ -5,6 +5,7 @@ stay changed; where it has the usual GPUs, in a fork of one that has changed the
 program that fails shows its traceback.
 """
 
+import re
 import textwrap
 
 import fresh
@@ -48,7 +49,8 @@ def run(program, gpus="vgpu:2", visible=None):
         done = fresh.run(code, fresh.SET_UP + switch_on)
     else:
         done = fresh.run(switch_on + code, fresh.SET_UP)
-    assert done.returncode == 0 and "Failed to record CUDA" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert not re.search("Failed to record CUDA|Time stats are", done.stderr), done.stderr
     return done.stdout.split()
 
 
@@ -354,6 +356,7 @@ PROGRAMS = {
     assert torch.allclose(x, x) and not torch.allclose(x, x + 1)
     """,
     "what_only_cuda_has_says_so_by_name": """
+    from pathlib import Path
     import torch.utils.cpp_extension as extension
 
     def refused(function):
@@ -365,8 +368,11 @@ PROGRAMS = {
     x = torch.ones(256, device="cuda")
     assert torch.cuda.device_memory_used() == used + 1024  # as nvidia-smi shows it
     assert "torch.cuda.graph needs" in refused(lambda: torch.cuda.graphs.graph(None))
+    for name in "temperature", "power_draw", "clock_rate", "MemPool", "ExternalStream":
+        assert f"torch.cuda.{name} needs a real GPU" in refused(getattr(torch.cuda, name))
     assert "make_graphed_callables" in refused(lambda: torch.cuda.make_graphed_callables(1, 2))
-    assert "the summary of vgpu run" in refused(torch.cuda.utilization)
+    for function in torch.cuda.utilization, torch.cuda.memory_usage, torch.cuda.list_gpu_processes:
+        assert "the summary of vgpu run" in refused(function)
     assert "torch.cuda.nccl.all_reduce needs" in refused(lambda: torch.cuda.nccl.all_reduce([]))
     cudart = torch.cuda.cudart()
     assert cudart.cudaMemGetInfo(0) == torch.cuda.mem_get_info(0)
@@ -381,8 +387,9 @@ PROGRAMS = {
     kernel = torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x; }")
     assert "torch.cuda.jiterator needs" in refused(lambda: kernel(x))
     for make in (
-        lambda: extension.load("fast", ["a.cpp", "b.cu"]),
+        lambda: extension.load("fast", [Path("a.cpp"), Path("b.cu")]),
         lambda: extension.load("fast", "b.cu"),
+        lambda: extension.load("fast", "a.cpp", with_cuda=True),
         lambda: extension.load_inline("fast", "", cuda_sources="x"),
         lambda: extension.load_inline("fast", "", with_cuda=True),
         lambda: extension.CUDAExtension("fast", ["a.cpp"]),
@@ -404,6 +411,7 @@ PROGRAMS = {
         assert torch.compile(lambda x: x + 1)(x).tolist() == [2, 2]
         assert torch.compile(mode="max-autotune")(len) is len
     assert len(caught) == 2 and "torch.compile does nothing" in str(caught[0].message)
+    assert {each.filename for each in caught} == {"<string>"}, "the line that calls it"
     """,
     "a_child_by_fork_has_gpus_unless_its_parent_has_used_them": """
     import multiprocessing
@@ -468,7 +476,27 @@ PROGRAMS = {
     assert text in error(lambda: dist.all_reduce(elsewhere), dist.DistBackendError)
     dist.all_reduce(x)
     dist.barrier()
+    nn.parallel.DistributedDataParallel(nn.Linear(2, 1).cuda(1))(x).backward()  # logs no times
     dist.destroy_process_group()
+    """,
+    "attention_of_dtensors_keeps_the_shards_that_are_even": """
+    import torch.distributed as dist
+    from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("nccl", store=FakeStore(), rank=0, world_size=6)
+    mesh = DeviceMesh("cuda", [[0, 1, 2], [3, 4, 5]])
+    attention = nn.functional.scaled_dot_product_attention
+    x, mask = torch.rand(1, 1, 4, 8), torch.rand(1, 1, 4, 4)
+    for dims in (0, 1), (1, 1), (1, 0):
+        placements = [Shard(dim) for dim in dims]
+        parts = [DTensor.from_local(y.cuda(), mesh, placements) for y in (x, mask)]
+        got = attention(parts[0], parts[0], parts[0], parts[1])
+        assert got.placements == (*placements,) and got.shape == parts[0].shape, got
+        torch.testing.assert_close(got.to_local().cpu(), attention(x, x, x, mask))
+    whole = DTensor.from_local(torch.rand(1, 4, 4, 8).cuda(), mesh, [Replicate()] * 2)
+    cut = whole.redistribute(mesh, [Shard(1)] * 2)  # four heads for six ranks
+    assert attention(cut, cut, cut).shape == whole.shape and cut.device.type == "cuda"
     """,
     "a_barrier_of_some_ranks_is_on_the_gpu_of_each": """
     import torch.distributed as dist
@@ -534,7 +562,7 @@ def test_kernels_that_others_compile_say_their_name_or_what_avoids_them(tmp_path
 
 @pytest.mark.parametrize(
     ("gpus", "visible", "count"),
-    [("vgpu:4", None, 4), ("vgpu:4", "0,3", 2), ("vgpu:2", "1,2,0", 1), ("v100:8", "2", 1)],
+    [("vgpu:4", None, 4), ("vgpu:4", "0, 3", 2), ("vgpu:2", "1,2,0", 1), ("v100:8", "2", 1)],
 )
 def test_visible_devices(gpus, visible, count):
     program = "print(torch.cuda.device_count(), torch.cuda.get_device_name(0))"
@@ -548,9 +576,10 @@ def test_what_names_no_gpus(gpus):
         switch_on(gpus, None)
 
 
-def test_no_visible_device_leaves_torch_alone():
+@pytest.mark.parametrize("visible", ["", "1,0,1"])
+def test_no_visible_device_leaves_torch_alone(visible):
     program = "print(torch.zeros(1).is_cuda, hasattr(torch, 'vgpu'))"
-    assert run(program, visible="") == ["False", "False"]
+    assert run(program, visible=visible) == ["False", "False"]
 
 
 @pytest.mark.parametrize(
