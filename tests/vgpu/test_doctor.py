@@ -81,29 +81,16 @@ def test_a_busy_machine(found, monkeypatch, capsys):
     assert "2 of these are wrong" in out
 
 
-@pytest.mark.parametrize(
-    ("patches", "said"),
-    [
-        (
-            {"vgpu.cuda.doctor.LAB": ("no_such_package",)},
-            "notebooks     not installed; in a clone: pip install '.[lab]'",
-        ),
-        (  # another machine, where notebooks work
-            {
-                "vgpu.private.virtual_tables.can_answer_without_python": lambda: False,
-                "vgpu.cuda.doctor.refusal_reason": lambda: "no such machine",
-            },
-            "vgpu run      not on",
-        ),
-    ],
-)
-def test_what_is_missing_and_not_wrong_is_said(found, monkeypatch, capsys, patches, said):
-    for target, value in patches.items():
-        monkeypatch.setattr(target, value)
+def test_what_is_missing_and_not_wrong_is_said(found, monkeypatch, capsys):
+    """On another machine, where notebooks work."""
+    monkeypatch.setattr("vgpu.private.virtual_tables.can_answer_without_python", lambda: False)
+    monkeypatch.setattr(doctor, "refusal_reason", lambda: "no such machine")
+    monkeypatch.setattr(doctor, "LAB", ("no_such_package",))
     assert found() == {}
     assert doctor.examine() == 0
     out = capsys.readouterr().out
-    assert said in out and out.endswith("nothing is wrong\n")
+    assert "vgpu run      not on" in out and out.endswith("nothing is wrong\n")
+    assert "notebooks     not installed; in a clone: pip install '.[lab]'" in out
 
 
 def test_a_torchvision_of_another_build_or_none(found, monkeypatch, tmp_path, capsys):
@@ -143,13 +130,10 @@ def test_the_command(tmp_path, monkeypatch):
     assert {"Python", "cores", "memory", "disk", "torch", "GPUs", "kernels"} <= set(names)
 
 
-needs_machine_code = pytest.mark.skipif(
+@pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"),
     reason="machine code is known for Linux on x86-64 and 64-bit ARM",
 )
-
-
-@needs_machine_code
 @pytest.mark.slow
 def test_a_system_that_denies_executable_pages(found, monkeypatch, tmp_path):
     """Which a process of its own finds out, whose mmap refuses them."""

@@ -150,7 +150,7 @@ def test_the_time_of_the_host_never_goes_back_though_the_clock_of_a_thread_lags(
     """)
 
 
-def test_gpus_alone_and_by_default_as_well():
+def test_gpus_alone_and_by_default_as_well_but_their_memory_elsewhere():
     profiled("""
     x = torch.ones(8, device="cuda")
     assert supported_activities() >= {CPU, CUDA}
@@ -183,6 +183,14 @@ def test_gpus_alone_and_by_default_as_well():
     assert "aten.add" not in {event.key for event in p.key_averages()}
     with torch.autograd.profiler.profile(enabled=False) as p:
         x + 1
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for activities in [CPU], [CPU, CUDA]:
+            with profile(activities=activities, profile_memory=True):
+                torch.ones(3, device="cuda")
+            ours = [str(each.message) for each in said if "profile_memory" in str(each.message)]
+            assert len(ours) == activities.count(CUDA), said
+    assert "_record_memory_history() records" in ours[0]
     """)
 
 
@@ -214,8 +222,7 @@ def test_a_schedule_and_its_handlers():
 
 
 def test_on_the_wall_clock_the_times_are_those_of_the_engines():
-    profiled(
-        """
+    profiled("""
     x = torch.ones(8, device="cuda")
     x + 1
     torch.cuda.synchronize()
@@ -229,30 +236,8 @@ def test_on_the_wall_clock_the_times_are_those_of_the_engines():
     sleep_end = by_name["sleep"]["ts"] + by_name["sleep"]["dur"]
     assert sleep_end <= by_name["aten.add"]["ts"] + 1  # microseconds, of the same clock
     assert "modelled" not in trace
-    """,
-        "vgpu:2",
-    )
-
-
-def test_a_timeline_records_each_kernel_once():
-    run("""
     from d2lpar.timelines.timeline import Timeline
-
-    x = torch.ones(8, device="cuda")
     with Timeline() as timeline:
         x + 1
-    assert len(timeline.select(kind="kernel")) == 1, timeline.spans
-    """)
-
-
-def test_profile_memory_says_what_it_leaves_out():
-    profiled("""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for activities in [CPU], [CPU, CUDA]:
-            with profile(activities=activities, profile_memory=True):
-                torch.ones(3, device="cuda")
-            ours = [str(each.message) for each in said if "profile_memory" in str(each.message)]
-            assert len(ours) == activities.count(CUDA), said
-    assert "_record_memory_history() records" in ours[0]
-    """)
+    assert len(timeline.select(kind="kernel")) == 1, "recorded once"
+    """, "vgpu:2")  # fmt: skip

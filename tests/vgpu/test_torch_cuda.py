@@ -99,8 +99,7 @@ PROGRAMS = {
     y = x.cuda()
     assert y.to("cuda") is y.cuda() is y.to(device=y.device) is y and y.to("cuda:0") is not y
     assert y.type() == "torch.cuda.FloatTensor" and isinstance(y, torch.cuda.FloatTensor)
-    assert not isinstance(y.half(), torch.cuda.FloatTensor)
-    assert not isinstance(y.cpu(), torch.cuda.FloatTensor)
+    assert not any(isinstance(z, torch.cuda.FloatTensor) for z in (y.half(), y.cpu(), 3.0))
     assert y.untyped_storage().device == y.device
     with torch.cuda.device(0):
         assert torch.ones(1, device="cuda").device.index == torch.cuda.current_device() == 0
@@ -284,6 +283,8 @@ PROGRAMS = {
     """,
     "flags_and_tools_are_accepted": """
     warnings.simplefilter("error")
+    x = torch.ones(3, device="cuda")
+    assert torch.allclose(x, x) and not torch.allclose(x, x + 1)  # reads its result, as on CUDA
     torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = True
     assert torch.backends.cuda.is_built() and torch.cuda.is_bf16_supported()
@@ -348,12 +349,6 @@ PROGRAMS = {
         assert "strided layout" in error(make) and "torch.jagged" in error(make)
     jagged = torch.nested.nested_tensor(rows, layout=torch.jagged).cuda()
     assert jagged.is_cuda and jagged.values().shape == (6, 3)
-    """,
-    # `allclose` reads its result; each rank of a published test had warned of it.
-    "what_waits_on_cuda_as_well_is_not_warned_of": """
-    warnings.simplefilter("error")
-    x = torch.ones(3, device="cuda")
-    assert torch.allclose(x, x) and not torch.allclose(x, x + 1)
     """,
     "what_only_cuda_has_says_so_by_name": """
     from pathlib import Path
@@ -476,7 +471,9 @@ PROGRAMS = {
     assert text in error(lambda: dist.all_reduce(elsewhere), dist.DistBackendError)
     dist.all_reduce(x)
     dist.barrier()
-    nn.parallel.DistributedDataParallel(nn.Linear(2, 1).cuda(1))(x).backward()  # logs no times
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 1).cuda(1))
+    for _ in range(4):
+        ddp(x).backward()  # without a warning that there are no times to log
     dist.destroy_process_group()
     """,
     "attention_of_dtensors_keeps_the_shards_that_are_even": """
@@ -510,6 +507,15 @@ PROGRAMS = {
     dist.barrier()  # on the GPU that the group has used
     found = [str(span.device) for span in spans if span.kind == "collective"]
     assert found == ["cuda:1", "cuda:0", "cuda:0"]
+    """,
+    "a_backward_pass_over_fake_tensors": """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        net = nn.Linear(3, 2, device="cuda:1")
+        net(torch.ones(5, 3, device="cuda:1")).sum().backward()
+    grad = net.weight.grad
+    assert str(grad.device) == "cuda:1" and grad.is_cuda and grad.shape == (2, 3)
     """,
     "tensors_that_wrap_others_are_on_cuda": """
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
