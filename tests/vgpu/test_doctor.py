@@ -22,17 +22,15 @@ REFUSAL = doctor.refusal_reason
 @pytest.fixture
 def found(monkeypatch, capsys):
     """Return a function that looks and returns what is wrong, a dict from names to texts."""
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: [SimpleNamespace(name="vgpu")]
-    )
+    points = [SimpleNamespace(name="vgpu")]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
     monkeypatch.setattr(doctor, "cores_of_this_process", lambda: 4)
     monkeypatch.setattr(doctor, "memory_of_this_process", lambda: 2**34)
     monkeypatch.setattr(doctor, "LAB", ("pytest",))
     monkeypatch.setattr(doctor, "measure_cpu_shares", CpuShares)
     monkeypatch.setattr(doctor, "refusal_reason", lambda: "")  # it would take seconds
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.28.0"))
-    disk = SimpleNamespace(free=2**34)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**34))
 
     def look():
         is_wrong = doctor.examine()
@@ -114,10 +112,8 @@ def test_a_torchvision_of_another_build_or_none(found, monkeypatch, tmp_path, ca
 @pytest.mark.parametrize("wrong", ["shared memory", "disk"])
 def test_full_disks(found, monkeypatch, wrong):
     full = tempfile.gettempdir() if wrong == "disk" else "/dev/shm"
-    free = {full: SimpleNamespace(free=2**20)}
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: free.get(path, SimpleNamespace(free=2**34))
-    )
+    free = {full: 2**20}
+    monkeypatch.setattr(shutil, "disk_usage", lambda p: SimpleNamespace(free=free.get(p, 2**34)))
     assert list(found()) == [wrong] * os.path.exists(full)
 
 

@@ -171,9 +171,10 @@ def test_gpus_alone_and_by_default_as_well_but_their_memory_elsewhere():
     with profile() as p:
         x + 1
     assert {"aten.add", "aten::add"} <= {event.key for event in p.key_averages()}
-    with torch.autograd.profiler.profile(use_device="cuda") as p:
-        x + 1
-    assert "aten.add" in {e["name"] for e in exported(p, ".json.gz")["traceEvents"]}
+    for options in {"use_cuda": True}, {"use_device": "cuda"}:
+        with torch.autograd.profiler.profile(**options) as p:
+            x + 1
+        assert "aten.add" in {e["name"] for e in exported(p, ".json.gz")["traceEvents"]}
     assert {"aten.add", "aten::add"} <= {event.key for event in p.key_averages()}
     if "use_python_export" in str(inspect.signature(profile.export_chrome_trace)):  # torch 2.12
         p.export_chrome_trace(path := tempfile.mktemp(suffix=".gz"), use_python_export=True)

@@ -436,7 +436,10 @@ CHILDREN = """
 
     def fails():
         torch.ones(10, device="cuda:1").cpu()
-        raise ValueError
+        try:
+            raise KeyError
+        finally:
+            raise ValueError
 
     def exits():
         torch.ones(10, device="cuda").cpu()
@@ -579,8 +582,7 @@ def test_a_report_sums_spans_and_counts_steps_of_the_busiest_optimizer(tmp_path,
     report.write_last()
     said = json.loads((tmp_path / f"{os.getpid()}.json").read_text())
     assert (said["begin"], said["end"], said["waiting"], said["rank"]) == (2.0, 9.0, 0.75, 3)
-    now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert now - 86400 < said["started"] / os.sysconf("SC_CLK_TCK") <= now
+    assert 0 < said["started"] / os.sysconf("SC_CLK_TCK") <= time.clock_gettime(time.CLOCK_BOOTTIME)
     (figures,) = said["devices"].values()
     assert figures["ops"] == 5
     assert figures["busy"] == {"compute": 2.0, "h2d": 0.75, "collectives": 2.0, "p2p": 0.0}

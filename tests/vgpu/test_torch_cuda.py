@@ -292,7 +292,7 @@ PROGRAMS = {
     with torch.cuda.nvtx.range("step"), torch.cuda.profiler.profile():
         torch.cuda.nvtx.range_push("forward")
         torch.cuda.nvtx.range_pop()
-    torch.cuda.init(), torch.cuda.ipc_collect(), torch.cuda.reset_accumulated_memory_stats()
+    torch.cuda.init(), torch.cuda.ipc_collect(), torch.cuda.reset_accumulated_memory_stats(0)
     assert torch.cuda.get_arch_list() == [] and torch.cuda.get_allocator_backend() == "native"
     assert torch.cuda.nccl.version() >= (2, 10) and not torch.cuda.is_current_stream_capturing()
     with torch.cuda.device_of(torch.ones(1).cuda(1)), torch.cuda.device_of(torch.ones(1)):
@@ -368,7 +368,8 @@ PROGRAMS = {
     assert "make_graphed_callables" in refused(lambda: torch.cuda.make_graphed_callables(1, 2))
     for function in torch.cuda.utilization, torch.cuda.memory_usage, torch.cuda.list_gpu_processes:
         assert "the summary of vgpu run" in refused(function)
-    assert "torch.cuda.nccl.all_reduce needs" in refused(lambda: torch.cuda.nccl.all_reduce([]))
+    for name in "all_reduce reduce broadcast all_gather reduce_scatter unique_id".split():
+        assert f"torch.cuda.nccl.{name} needs" in refused(getattr(torch.cuda.nccl, name))
     cudart = torch.cuda.cudart()
     assert cudart.cudaMemGetInfo(0) == torch.cuda.mem_get_info(0)
     torch.cuda.check_error(cudart.cudaProfilerStart())
@@ -382,7 +383,7 @@ PROGRAMS = {
     kernel = torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x; }")
     assert "torch.cuda.jiterator needs" in refused(lambda: kernel(x))
     for make in (
-        lambda: extension.load("fast", [Path("a.cpp"), Path("b.cu")]),
+        lambda: extension.load("fast", [Path("a.cpp"), Path("b.cuh")]),
         lambda: extension.load("fast", "b.cu"),
         lambda: extension.load("fast", "a.cpp", with_cuda=True),
         lambda: extension.load_inline("fast", "", cuda_sources="x"),
@@ -491,6 +492,8 @@ PROGRAMS = {
         got = attention(parts[0], parts[0], parts[0], parts[1])
         assert got.placements == (*placements,) and got.shape == parts[0].shape, got
         torch.testing.assert_close(got.to_local().cpu(), attention(x, x, x, mask))
+        got = attention(*[parts[0]] * 3, None, 0.0, True).to_local().cpu()
+        torch.testing.assert_close(got, attention(x, x, x, is_causal=True))
     whole = DTensor.from_local(torch.rand(1, 4, 4, 8).cuda(), mesh, [Replicate()] * 2)
     cut = whole.redistribute(mesh, [Shard(1)] * 2)  # four heads for six ranks
     assert attention(cut, cut, cut).shape == whole.shape and cut.device.type == "cuda"
