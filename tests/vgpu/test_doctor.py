@@ -22,17 +22,15 @@ REFUSAL = doctor.refusal_reason
 @pytest.fixture
 def found(monkeypatch, capsys):
     """Return a function that looks and returns what is wrong, a dict from names to texts."""
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: [SimpleNamespace(name="vgpu")]
-    )
+    points = [SimpleNamespace(name="vgpu")]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
     monkeypatch.setattr(doctor, "cores_of_this_process", lambda: 4)
     monkeypatch.setattr(doctor, "memory_of_this_process", lambda: 2**34)
     monkeypatch.setattr(doctor, "LAB", ("pytest",))
     monkeypatch.setattr(doctor, "measure_cpu_shares", CpuShares)
     monkeypatch.setattr(doctor, "refusal_reason", lambda: "")  # it would take seconds
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.28.0"))
-    disk = SimpleNamespace(free=2**34)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**34))
 
     def look():
         is_wrong = doctor.examine()
@@ -52,6 +50,7 @@ def found(monkeypatch, capsys):
         ("vgpu.cuda.doctor.memory_of_this_process", lambda: 2**31, "memory", "2.0 .* need 4 GiB"),
         ("vgpu.cuda.doctor.LAB", ("pytest", "no_such"), "notebooks", "no_such missing"),
         ("torch.__version__", "2.99.0", "torch", "2.99.0"),
+        ("torch.__version__", "2.9.1", "torch", "2.9.1"),
         ("platform.python_implementation", lambda: "PyPy", "Python", "this is PyPy"),
         ("torch.distributed.is_available", lambda: False, "processes", "launch cannot work"),
         ("torch.distributed.is_gloo_available", lambda: False, "processes", "launch needs gloo"),
@@ -70,36 +69,26 @@ def test_a_busy_machine(found, monkeypatch, capsys):
     taken = CpuShares()
     taken.seconds, taken.others, taken.stolen = 0.2, 0.12, 0.04
     monkeypatch.setattr(doctor, "measure_cpu_shares", lambda: taken)
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    monkeypatch.setenv("VGPU_THREADS", "3")
     assert doctor.examine() == 1
     out = capsys.readouterr().out
+    assert "disabled here by TORCH_DEVICE_BACKEND" in out and "a virtual GPU 3 (VGPU_TH" in out
     for who in ("other programs took 60 % of", "the hypervisor took 20 % of"):
         assert f"! busy          {who} the cores just now: measured times" in out
     assert "2 of these are wrong" in out
 
 
-@pytest.mark.parametrize(
-    ("patches", "said"),
-    [
-        (
-            {"vgpu.cuda.doctor.LAB": ("no_such_package",)},
-            "notebooks     not installed; in a clone: pip install '.[lab]'",
-        ),
-        (  # another machine, where notebooks work
-            {
-                "vgpu.private.virtual_tables.can_answer_without_python": lambda: False,
-                "vgpu.cuda.doctor.refusal_reason": lambda: "no such machine",
-            },
-            "vgpu run      not on",
-        ),
-    ],
-)
-def test_what_is_missing_and_not_wrong_is_said(found, monkeypatch, capsys, patches, said):
-    for target, value in patches.items():
-        monkeypatch.setattr(target, value)
+def test_what_is_missing_and_not_wrong_is_said(found, monkeypatch, capsys):
+    """On another machine, where notebooks work."""
+    monkeypatch.setattr("vgpu.private.virtual_tables.can_answer_without_python", lambda: False)
+    monkeypatch.setattr(doctor, "refusal_reason", lambda: "no such machine")
+    monkeypatch.setattr(doctor, "LAB", ("no_such_package",))
     assert found() == {}
     assert doctor.examine() == 0
     out = capsys.readouterr().out
-    assert said in out and out.endswith("nothing is wrong\n")
+    assert "vgpu run      not on" in out and out.endswith("nothing is wrong\n")
+    assert "notebooks     not installed; in a clone: pip install '.[lab]'" in out
 
 
 def test_a_torchvision_of_another_build_or_none(found, monkeypatch, tmp_path, capsys):
@@ -123,10 +112,8 @@ def test_a_torchvision_of_another_build_or_none(found, monkeypatch, tmp_path, ca
 @pytest.mark.parametrize("wrong", ["shared memory", "disk"])
 def test_full_disks(found, monkeypatch, wrong):
     full = tempfile.gettempdir() if wrong == "disk" else "/dev/shm"
-    free = {full: SimpleNamespace(free=2**20)}
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: free.get(path, SimpleNamespace(free=2**34))
-    )
+    free = {full: 2**20}
+    monkeypatch.setattr(shutil, "disk_usage", lambda p: SimpleNamespace(free=free.get(p, 2**34)))
     assert list(found()) == [wrong] * os.path.exists(full)
 
 
@@ -139,13 +126,10 @@ def test_the_command(tmp_path, monkeypatch):
     assert {"Python", "cores", "memory", "disk", "torch", "GPUs", "kernels"} <= set(names)
 
 
-needs_machine_code = pytest.mark.skipif(
+@pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"),
     reason="machine code is known for Linux on x86-64 and 64-bit ARM",
 )
-
-
-@needs_machine_code
 @pytest.mark.slow
 def test_a_system_that_denies_executable_pages(found, monkeypatch, tmp_path):
     """Which a process of its own finds out, whose mmap refuses them."""

@@ -70,13 +70,10 @@ def test_gpus_that_one_cannot_buy():
 )
 def test_what_programs_conclude_from_it(gpus, natively):
     """bfloat16 without emulation, and TF32, from compute capability 8 on: torch's own rule."""
-    run(
-        f"""
+    run(f"""
     assert torch.cuda.get_device_capability()[0] >= 7  # DeepSpeed takes float16 then
     assert torch.cuda.is_bf16_supported()
     assert torch.cuda.is_bf16_supported(including_emulation=False) == {natively}
     assert torch.cuda.is_tf32_supported() == {natively}
     assert torch.cuda.get_device_properties("cuda").gcnArchName == torch.cuda.get_device_name(0)
-    """,
-        gpus,
-    )
+    """, gpus)  # fmt: skip

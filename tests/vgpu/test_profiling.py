@@ -3,7 +3,7 @@
 from test_torch_cuda import run
 
 IMPORTS = """
-    import gzip, json, os, tempfile, warnings
+    import gzip, inspect, json, os, tempfile, warnings
     from torch.profiler import ProfilerActivity, profile, record_function, schedule
     from torch.profiler import supported_activities, tensorboard_trace_handler
 
@@ -150,7 +150,7 @@ def test_the_time_of_the_host_never_goes_back_though_the_clock_of_a_thread_lags(
     """)
 
 
-def test_gpus_alone_and_by_default_as_well():
+def test_gpus_alone_and_by_default_as_well_but_their_memory_elsewhere():
     profiled("""
     x = torch.ones(8, device="cuda")
     assert supported_activities() >= {CPU, CUDA}
@@ -171,15 +171,27 @@ def test_gpus_alone_and_by_default_as_well():
     with profile() as p:
         x + 1
     assert {"aten.add", "aten::add"} <= {event.key for event in p.key_averages()}
-    with torch.autograd.profiler.profile(use_device="cuda") as p:
-        x + 1
-    assert "aten.add" in {e["name"] for e in exported(p, ".json.gz")["traceEvents"]}
+    for options in {"use_cuda": True}, {"use_device": "cuda"}:
+        with torch.autograd.profiler.profile(**options) as p:
+            x + 1
+        assert "aten.add" in {e["name"] for e in exported(p, ".json.gz")["traceEvents"]}
     assert {"aten.add", "aten::add"} <= {event.key for event in p.key_averages()}
+    if "use_python_export" in str(inspect.signature(profile.export_chrome_trace)):  # torch 2.12
+        p.export_chrome_trace(path := tempfile.mktemp(suffix=".gz"), use_python_export=True)
+        assert gzip.open(path, "rt").read().count('"aten.add"') == 1
     with profile(activities=[CPU]) as p:
         x + 1
     assert "aten.add" not in {event.key for event in p.key_averages()}
     with torch.autograd.profiler.profile(enabled=False) as p:
         x + 1
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for activities in [CPU], [CPU, CUDA]:
+            with profile(activities=activities, profile_memory=True):
+                torch.ones(3, device="cuda")
+            ours = [str(each.message) for each in said if "profile_memory" in str(each.message)]
+            assert len(ours) == activities.count(CUDA), said
+    assert "_record_memory_history() records" in ours[0]
     """)
 
 
@@ -211,8 +223,7 @@ def test_a_schedule_and_its_handlers():
 
 
 def test_on_the_wall_clock_the_times_are_those_of_the_engines():
-    profiled(
-        """
+    profiled("""
     x = torch.ones(8, device="cuda")
     x + 1
     torch.cuda.synchronize()
@@ -226,30 +237,8 @@ def test_on_the_wall_clock_the_times_are_those_of_the_engines():
     sleep_end = by_name["sleep"]["ts"] + by_name["sleep"]["dur"]
     assert sleep_end <= by_name["aten.add"]["ts"] + 1  # microseconds, of the same clock
     assert "modelled" not in trace
-    """,
-        "vgpu:2",
-    )
-
-
-def test_a_timeline_records_each_kernel_once():
-    run("""
     from d2lpar.timelines.timeline import Timeline
-
-    x = torch.ones(8, device="cuda")
     with Timeline() as timeline:
         x + 1
-    assert len(timeline.select(kind="kernel")) == 1, timeline.spans
-    """)
-
-
-def test_profile_memory_says_what_it_leaves_out():
-    profiled("""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for activities in [CPU], [CPU, CUDA]:
-            with profile(activities=activities, profile_memory=True):
-                torch.ones(3, device="cuda")
-            ours = [str(each.message) for each in said if "profile_memory" in str(each.message)]
-            assert len(ours) == activities.count(CUDA), said
-    assert "_record_memory_history() records" in ours[0]
-    """)
+    assert len(timeline.select(kind="kernel")) == 1, "recorded once"
+    """, "vgpu:2")  # fmt: skip

@@ -176,6 +176,9 @@ SHARDED = """
         others = [torch.empty_like(drawn) for _ in range(4)]
         dist.all_gather(others, drawn)
         assert len({*drawn.tolist()}) == 10 and all(other.equal(drawn) for other in others)
+        heads = rand(2, 4, 6, 8, device_mesh=mesh, placements=[Shard(0), Shard(1)])
+        attention = nn.functional.scaled_dot_product_attention
+        assert attention(heads, heads, heads, is_causal=True).placements == heads.placements
         x = x.cuda()
         net = net_on_the_cpu()
         fully_shard(net[0])
@@ -276,6 +279,7 @@ def test_processes_of_mp_spawn(tmp_path):
     program = written(tmp_path, SPAWNED)
     done = vgpu(tmp_path, "run", "--gpus", "2", sys.executable, program)
     (found,) = results(done)
+    assert "was killed" not in done.stderr, done.stderr
     for device in "cuda:0", "cuda:1":
         assert f"{device}, collectives" in done.stderr  # their bytes, among those of the copies
         assert [device[-1], device] in [line.split()[:2] for line in done.stderr.splitlines()]
@@ -296,18 +300,6 @@ def test_processes_of_mp_spawn(tmp_path):
     norms = [parameter.norm().item() for parameter in model.parameters()]
     wanted = {"losses": [loss.item() for loss in losses], "around": [1, 2], "norms": norms}
     assert found == about(wanted, rel=1e-9)
-
-
-FAKE = """
-    import json, torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        net = torch.nn.Linear(3, 2, device="cuda:1")
-        net(torch.ones(5, 3, device="cuda:1")).sum().backward()
-    grad = net.weight.grad
-    print(json.dumps([str(grad.device), grad.is_cuda, list(grad.shape)]))
-"""
 
 
 FLEX = """
@@ -361,29 +353,17 @@ ACROSS = """
 """
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What three programs find, one after the other in a process with three GPUs."""
-    source = FAKE + FLEX + ACROSS
-    found = on_gpus(tmp_path_factory.mktemp("programs"), 3, source, sys.executable)
-    return dict(zip(("fake", "flex", "across"), found, strict=True))
-
-
-def test_a_backward_pass_over_fake_tensors(found):
-    assert found["fake"] == ["cuda:1", True, [2, 3]]
-
-
-def test_flex_attention_with_a_score_that_is_trained(found):
+def test_flex_attention_with_a_score_that_is_trained(tmp_path):
     """ALiBi with trained slopes, beside the formula in double precision on the CPU."""
-    exact, low = found["flex"]
+    ((exact, low),) = on_gpus(tmp_path, 1, FLEX, sys.executable)
     ((wanted, _),) = on_cpu(FLEX)
     assert exact == pytest.approx(wanted, rel=1e-4)
     assert low == pytest.approx(wanted, rel=2e-2) and low != pytest.approx(wanted, rel=1e-5)
 
 
-def test_distributed_autograd_on_gpus_that_are_not_the_first(found):
+def test_distributed_autograd_on_gpus_that_are_not_the_first(tmp_path):
     """Twice the derivatives of 3 x and x**2 by hand."""
-    assert found["across"] == [14.0, 26.0]
+    assert on_gpus(tmp_path, 3, ACROSS, sys.executable) == [[14.0, 26.0]]
 
 
 TORCH_TESTS = """

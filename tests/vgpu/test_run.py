@@ -72,7 +72,7 @@ def test_a_program_and_its_summary(tmp_path):
     """A child has its parent's spans, and leaves them alone; what is queued at the end counts."""
     program = written(tmp_path, TRAIN)
     trace = tmp_path / "trace.json"
-    done = vgpu(tmp_path, "run", "--gpus", "3", "--trace", str(trace), sys.executable, program)
+    done = vgpu(tmp_path, "run", "--gpus", "3", "--trace", trace.name, sys.executable, program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["trained", "cuda:0", "3"]
     assert "3 x virtual GPU\nprocesses that used them: 1;" in done.stderr
@@ -113,7 +113,7 @@ def test_a_step_takes_as_long_as_the_gpu_though_the_host_goes_on(tmp_path):
     options = "--gpus", "2", "--model", "v100", "--no-values"
     done = vgpu(tmp_path, "run", *options, sys.executable, program)
     assert done.returncode == 0, done.stderr
-    assert steps_of(done.stderr) == [["-", "4"]], done.stderr
+    assert steps_of(done.stderr) == [["-", "4"]] and "(times of the model; " in done.stderr
     (step,) = [row for row in rows(done.stderr) if row[:2] == ["-", "4"]]
     assert step[3] == "ms" and 1e3 * 4 * 8192**3 / 15.7e12 < float(step[2]) < 180, done.stderr
     (queued,) = [row[2] for row in rows(done.stderr) if row[:2] == ["-", "cuda:1"]]
@@ -342,7 +342,7 @@ REPORT = {
     "modelled": "",
     "devices": {
         "cuda:1": {
-            "busy": {"compute": 2.0, "h2d": 0.2, "d2h": 0.1, "p2p": 0.2},
+            "busy": {"compute": 2.0, "h2d": 0.2, "d2h": 0.1, "p2p": 0.2, "collectives": 0.1},
             "ops": 9,
             "peak": 2**21,
         }
@@ -436,7 +436,10 @@ CHILDREN = """
 
     def fails():
         torch.ones(10, device="cuda:1").cpu()
-        raise ValueError
+        try:
+            raise KeyError
+        finally:
+            raise ValueError
 
     def exits():
         torch.ones(10, device="cuda").cpu()
@@ -481,6 +484,7 @@ CHILDREN = """
         for device, steps in (("cpu", 9), ("cuda", 3), ("cuda", 5), ("cuda", 4)):
             train(nn.Linear(4, 4).to(device), device, steps)
             gc.collect()
+        sys.exit()
 
     def steps_of_sharded_parameters():
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
@@ -550,6 +554,7 @@ def test_steps_are_those_of_one_optimizer_on_a_gpu(children):
 
 def test_a_report_sums_spans_and_counts_steps_of_the_busiest_optimizer(tmp_path, monkeypatch):
     (device,) = d2lpar_package.virtual_gpus(1)
+    monkeypatch.setenv("RANK", "3")
     report = report_module.Report(tmp_path, False)
     cpu = torch.device("cpu")
     spans = [
@@ -558,7 +563,8 @@ def test_a_report_sums_spans_and_counts_steps_of_the_busiest_optimizer(tmp_path,
         Span("copy", "copy", device, 0, "h2d", 6.0, 6.25, None, 20, cpu, device),
         Span("all_reduce", "collective", device, 1, "collectives", 7, 9, None, 8, device, device),
         Span("copy", "copy", device, 0, "p2p", 6.5, 6.5, None, 40, device, torch.device("meta")),
-        Span("wait", "wait", device, 0, "host", 1.0, 1.75),
+        Span("wait", "wait", device, 0, "host", 1.0, 1.25),
+        Span("wait", "wait", device, 0, "host", 2.0, 2.5),
         Span("wait", "wait", device, 0, "stream", 1.0, 11.0),
     ]
     with monkeypatch.context() as patch:  # it writes at the end only
@@ -575,7 +581,8 @@ def test_a_report_sums_spans_and_counts_steps_of_the_busiest_optimizer(tmp_path,
     report.note_step(torch.optim.SGD([torch.ones(1)]), (), {})
     report.write_last()
     said = json.loads((tmp_path / f"{os.getpid()}.json").read_text())
-    assert (said["begin"], said["end"], said["waiting"]) == (2.0, 9.0, 0.75)
+    assert (said["begin"], said["end"], said["waiting"], said["rank"]) == (2.0, 9.0, 0.75, 3)
+    assert 0 < said["started"] / os.sysconf("SC_CLK_TCK") <= time.clock_gettime(time.CLOCK_BOOTTIME)
     (figures,) = said["devices"].values()
     assert figures["ops"] == 5
     assert figures["busy"] == {"compute": 2.0, "h2d": 0.75, "collectives": 2.0, "p2p": 0.0}
@@ -613,6 +620,8 @@ def test_nothing_is_written_over_the_last_report(tmp_path, monkeypatch):
     span = Span("aten.mm", "kernel", "cuda:0", 0, "compute", 3.0, 5.0)
     monkeypatch.setattr(_thread, "start_new_thread", lambda *args: threads.append(args))
     report = report_module.Report(tmp_path, False)
+    report.extend([Span("mark", "mark", "cpu", 0, "ranges, MainThread", 1.0, 1.0)])
+    assert not threads, "a program that marks ranges has not used a GPU"
     report.extend([span])
     ((write_every_second, arguments),) = threads
     monkeypatch.setattr(report_module, "time", SimpleNamespace(sleep=lambda _: sys.exit()))
@@ -650,7 +659,10 @@ def test_a_trace_of_a_rank_that_was_killed_as_it_wrote(tmp_path, modelled, start
         (tmp_path / f"{pid}.spans").write_text(json.dumps(span) + "\n" + json.dumps(span)[:20])
         reports.append({**REPORT, "modelled": modelled, "pid": pid})
     write_trace(path, reports, tmp_path, 10.0)
-    event, other = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    events = json.loads(path.read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["rank 1, host", "rank 1, cuda:1"] * 2
+    event, other = [event for event in events if event["ph"] == "X"]
     assert (event["ts"], event["dur"], event["args"]) == (start, 1e6, {"issued_us": issued})
     assert other == {**event, "pid": other["pid"]} != event, "each rank has processes of its own"
 

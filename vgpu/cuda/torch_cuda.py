@@ -76,7 +76,7 @@ def translate(backend):
 
 
 def _visible(visible, number):
-    """Return the indices in a string, up to the first invalid one, as CUDA does."""
+    """Return the indices in a string as CUDA does: up to an invalid one, none if one repeats."""
     if visible is None:
         return range(number)
     indices = []
@@ -84,7 +84,7 @@ def _visible(visible, number):
         if not text.strip().isdecimal() or int(text) >= number:
             break
         indices.append(int(text))
-    return indices
+    return indices if len({*indices}) == len(indices) else []
 
 
 def _replace_names():

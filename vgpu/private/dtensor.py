@@ -1,6 +1,7 @@
 """DTensor: fused attention, which it supports on CUDA only."""
 
 import functools
+import math
 
 from torch.nn import functional
 
@@ -28,11 +29,13 @@ def _patch_attention(module, is_virtual):
             return tensor
         return tensor.redistribute(mesh, placements).to_local()
 
-    def keeps(query, mesh_dim, placement):
+    def keeps(query, placement):
         """Return whether each rank can compute its part of the result from its part of query."""
         if not placement.is_shard() or placement.dim % query.ndim >= query.ndim - 2:
             return False
-        return query.shape[placement.dim] % query.device_mesh.size(mesh_dim) == 0
+        mesh = zip(query.device_mesh.shape, query.placements, strict=True)
+        parts = math.prod(size for size, each in mesh if each.is_shard(placement.dim))
+        return query.shape[placement.dim] % parts == 0
 
     def of_mask(mask, query, placement):
         """Return the placement of a mask: that of the query, or replicated if it broadcasts."""
@@ -47,10 +50,7 @@ def _patch_attention(module, is_virtual):
         if not (isinstance(query, DTensor) and is_virtual(query.device)):
             return attention(query, key, value, attn_mask, *args, **kwargs)
         mesh = query.device_mesh
-        placements = [
-            placement if keeps(query, mesh_dim, placement) else Replicate()
-            for mesh_dim, placement in enumerate(query.placements)
-        ]
+        placements = [each if keeps(query, each) else Replicate() for each in query.placements]
         parts = (local(tensor, mesh, placements) for tensor in (query, key, value))
         if isinstance(attn_mask, DTensor):
             split = [of_mask(attn_mask, query, placement) for placement in placements]
