@@ -162,7 +162,6 @@ def test_ddp_broadcasts_parameters_and_buffers_of_rank_0():
 
 @in_ranks(2)
 def test_the_divisor_of_ddp_is_the_number_of_ranks_at_first_or_of_those_that_have_inputs_left():
-
     def gradients(device, group, first):
         net = nn.Linear(1, 1, bias=False).to(device)
         ddp = DistributedDataParallel(net, process_group=group)
@@ -354,6 +353,9 @@ def test_functional_collectives_wait_when_they_are_used():
         assert result.device == device
         assert_equal(result.cpu(), expected)
     assert_equal(x.cpu(), values[rank])
+    whole, ops = torch.zeros(8, 6, device=device).double(), torch.ops._c10d_functional
+    ops.all_gather_into_tensor_out(x, k, group.group_name, out=whole)
+    assert_equal(functional.wait_tensor(whole).cpu(), torch.cat(values))
     functional.all_reduce_inplace(x, "sum", group)
     assert_equal(x.cpu(), total)
     with pytest.raises(ValueError, match="unknown reduce op: 'mean'"):
