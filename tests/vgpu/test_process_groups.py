@@ -116,12 +116,8 @@ def test_an_average_of_integers_is_rounded_towards_zero_as_in_nccl(rank, device,
 
 @in_groups(2, 3)
 def test_all_reduce_of_truth_values_is_any_or_all(rank, device, group):
-    for op, expected in (
-        (Op.SUM, [True, True, False]),
-        (Op.MAX, [True, True, False]),
-        (Op.MIN, [True, False, False]),
-        (Op.PRODUCT, [True, False, False]),
-    ):
+    either, both = [True, True, False], [True, False, False]
+    for op, expected in (Op.SUM, either), (Op.MAX, either), (Op.MIN, both), (Op.PRODUCT, both):
         x = torch.tensor([True, rank == 1, False], device=device)
         dist.all_reduce(x, op, group=group)
         assert x.tolist() == expected
@@ -173,10 +169,8 @@ def test_broadcast_gather_and_scatter_as_with_gloo(*rank_device_group):
             outs = [torch.zeros_like(y) for _ in range(k)] if rank == root else None
             dist.gather(y, outs, group=group, group_dst=root)
             z = torch.zeros(2, dtype=torch.float64, device=device)
-            parts = None
-            if rank == root:
-                parts = [numbers(5 + r, 2, dtype=torch.float64).to(device) for r in range(k)]
-            dist.scatter(z, parts, group=group, group_src=root)
+            parts = [numbers(5 + r, 2, dtype=torch.float64).to(device) for r in range(k)]
+            dist.scatter(z, parts if rank == root else None, group=group, group_src=root)
             results += [x, z, *(outs or ())]
         return results
 
@@ -695,9 +689,8 @@ def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done(rank, devi
 @in_groups(2)
 def test_what_follows_a_backward_pass_waits_for_the_collectives_of_ddp(rank, device, group):
     net = torch.nn.Linear(1, 1, bias=False).to(device)
-    ddp = torch.nn.parallel.DistributedDataParallel(
-        net, process_group=group, gradient_as_bucket_view=True
-    )  # nothing in the pass reads what the collective has written
+    views = {"gradient_as_bucket_view": True}  # nothing reads what the collective has written
+    ddp = torch.nn.parallel.DistributedDataParallel(net, process_group=group, **views)
     x = torch.full((1, 1), 2.0 + 2 * rank, device=device)
     loss = ddp(x).sum()
     if rank == 1:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -122,8 +123,6 @@ def test_a_second_interrupt_does_not_wait_for_ranks_that_are_silent(tmp_path, mo
     main = threading.get_ident()
 
     def is_asked():
-        import sys
-
         stack = traceback.extract_stack(sys._current_frames()[main])
         return any(frame.name == "ask_ranks" for frame in stack)
 
