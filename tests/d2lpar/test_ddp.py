@@ -104,23 +104,23 @@ def test_a_bucket_is_sent_while_the_backward_pass_goes_on(ranks):
 def collectives(device):
     x = torch.ones(100, device=device)
     before = dist.all_reduce
-    try:
-        with CollectiveBytes() as counted:
+    with CollectiveBytes() as outer:
+        try:
+            with CollectiveBytes() as counted:
+                dist.all_reduce(x)
+                dist.all_gather([torch.empty_like(x), torch.empty_like(x)], x)
+                dist.broadcast(x[:10], 0)
+                dist.reduce_scatter(x[:50] + 1, [*x.split(50)])
+                raise KeyError("in the block")
+        except KeyError:
             dist.all_reduce(x)
-            dist.all_gather([torch.empty_like(x), torch.empty_like(x)], x)
-            dist.broadcast(x[:10], 0)
-            x + 1
-            raise KeyError("in the block")
-    except KeyError:
-        dist.all_reduce(x)
-    return counted.calls, counted.total, dist.all_reduce is before
+    return counted.calls, counted.total, outer.total, dist.all_reduce is before
 
 
 @pytest.mark.parametrize("which", ["collectives", "collectives on GPUs"])
 def test_bytes_of_collectives_are_counted_in_the_block_only(ranks, which):
-    for calls, total, restored in (results[which] for results in ranks):
-        assert calls == {"allreduce": [400], "allgather": [800], "broadcast": [40]}
-        assert total == 1240 and restored
+    sizes = {"allreduce": [400], "allgather": [800], "broadcast": [40], "reduce_scatter": [400]}
+    assert [results[which] for results in ranks] == [(sizes, 1640, 2040, True)] * 2
 
 
 def compressed(device):

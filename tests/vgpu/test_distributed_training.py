@@ -162,7 +162,6 @@ def test_ddp_broadcasts_parameters_and_buffers_of_rank_0():
 
 @in_ranks(2)
 def test_the_divisor_of_ddp_is_the_number_of_ranks_at_first_or_of_those_that_have_inputs_left():
-
     def gradients(device, group, first):
         net = nn.Linear(1, 1, bias=False).to(device)
         ddp = DistributedDataParallel(net, process_group=group)

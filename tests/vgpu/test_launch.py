@@ -772,6 +772,8 @@ def test_attempts_of_torchrun_find_nothing_of_each_other_in_its_store(monkeypatc
 def test_ranks_get_gpus_where_there_is_one_for_each(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert not rank_module.has_gpus(2)  # on_cpus
+    monkeypatch.setenv("VGPU_DEVICES", "cuda")
+    assert rank_module.has_gpus(2)
     monkeypatch.delenv("VGPU_DEVICES")
     assert [rank_module.has_gpus(count) for count in (1, 2, 3)] == [True, True, False]
 

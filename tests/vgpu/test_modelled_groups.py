@@ -230,7 +230,7 @@ def test_ranks_do_not_wait_for_values_where_one_has_none(rank, device, group):
     y = known.to(device) + zeros if rank else known.to(device) + 0
     dist.all_reduce(y, group=group)
     torch.vgpu.synchronize()
-    told = known.to(device) if rank == 0 else torch.empty(2, dtype=torch.int64, device=device)
+    told = known.to(device) + zeros if rank else known.to(device)
     dist.broadcast(told, 0, group=group)
     assert told.tolist() == [1, 2]
     z = known.to(device) * rank + zeros
@@ -666,6 +666,9 @@ def test_a_group_gets_its_ranks_parts_of_their_machines_cards(cards):
         dist.all_reduce(x, group=two, async_op=True), dist.destroy_process_group(whole)
         torch.vgpu.synchronize()
         assert dist.new_group(range(8, 16)) == dist.GroupMember.NON_GROUP_MEMBER
+        assert seconds_of(lambda: dist.send(x, 8)) == 8  # a message has a card to itself
+        fixed_gpus(1, network_cards=cards, **NETWORKED)  # on whose clock `across` is the first
+        assert seconds_of_sum(across) == 8 / (cards / 8)
 
 
 @pytest.mark.parametrize("by", ["equal_ranks", "FakeStore()"])
@@ -1100,6 +1103,10 @@ def test_who_comes_later_does_not_prolong_the_wait_for_who_never_comes(keeper, m
         now[0] += 600  # of the 1000 that a rank waits
     wait_until(lambda: keeper.ranks[0].connection.messages, 10)
     assert "rank 2 did not join" in heard(keeper, 0)[0][-1]
+    heard(keeper, 1), post(keeper, 1, "b", (0, 1), 1.0), keeper.receive(1, "ask", 5.0, 1)
+    now[0] += 1200
+    wait_until(lambda: keeper.ranks[1].connection.messages, 10)
+    assert "rank 0 did not join" in heard(keeper, 1)[0][-1]  # it waits no longer in what failed
 
 
 def test_an_idle_rank_holds_up_nobody_before_the_first_time_asked_for(keeper):

@@ -116,12 +116,8 @@ def test_an_average_of_integers_is_rounded_towards_zero_as_in_nccl(rank, device,
 
 @in_groups(2, 3)
 def test_all_reduce_of_truth_values_is_any_or_all(rank, device, group):
-    for op, expected in (
-        (Op.SUM, [True, True, False]),
-        (Op.MAX, [True, True, False]),
-        (Op.MIN, [True, False, False]),
-        (Op.PRODUCT, [True, False, False]),
-    ):
+    either, both = [True, True, False], [True, False, False]
+    for op, expected in (Op.SUM, either), (Op.MAX, either), (Op.MIN, both), (Op.PRODUCT, both):
         x = torch.tensor([True, rank == 1, False], device=device)
         dist.all_reduce(x, op, group=group)
         assert x.tolist() == expected
@@ -129,12 +125,15 @@ def test_all_reduce_of_truth_values_is_any_or_all(rank, device, group):
 
 
 @in_groups(1, 3)
-def test_all_reduce_of_complex_numbers_sums_them(rank, device, group):
-    x = torch.complex(numbers(rank, 4), numbers(rank + 1, 4)).to(device)
-    dist.all_reduce(x, group=group)
+def test_complex_numbers_are_reduced_as_pairs_of_real_ones(rank, device, group):
     k = dist.get_world_size()
-    later = torch.stack([numbers(r + 1, 4) for r in range(k)])
-    assert_same(x, torch.complex(of_all(4).sum(0), later.sum(0)))
+    every = torch.stack([torch.complex(numbers(r, 4), numbers(r + 1, 4)) for r in range(k)])
+    half = dist._make_nccl_premul_sum(0.5)
+    for op, expected in (Op.SUM, every.sum(0)), (Op.AVG, every.mean(0)), (half, every.sum(0) / 2):
+        x, y = every[rank].to(device), every[rank].to(device)
+        dist.all_reduce(x, op, group=group), dist.reduce(y, op=op, group=group, group_dst=0)
+        assert_same(x, expected), assert_same(y, every[rank] if rank else expected)
+    raises(RuntimeError, "complex", dist.reduce, x, op=Op.MAX, group=group, group_dst=0)
 
 
 @in_groups(2)
@@ -170,10 +169,8 @@ def test_broadcast_gather_and_scatter_as_with_gloo(*rank_device_group):
             outs = [torch.zeros_like(y) for _ in range(k)] if rank == root else None
             dist.gather(y, outs, group=group, group_dst=root)
             z = torch.zeros(2, dtype=torch.float64, device=device)
-            parts = None
-            if rank == root:
-                parts = [numbers(5 + r, 2, dtype=torch.float64).to(device) for r in range(k)]
-            dist.scatter(z, parts, group=group, group_src=root)
+            parts = [numbers(5 + r, 2, dtype=torch.float64).to(device) for r in range(k)]
+            dist.scatter(z, parts if rank == root else None, group=group, group_src=root)
             results += [x, z, *(outs or ())]
         return results
 
@@ -364,13 +361,9 @@ def test_the_work_of_coalesced_messages_waits_for_each_of_them(rank, device, gro
 def test_messages_go_around_a_ring_and_arrive_in_another_shape(rank, device, group):
     k = dist.get_world_size()
     sent, received = numbers(rank, 4).to(device), torch.zeros(2, 2, device=device)
-    works = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % k),
-            dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % k),
-        ]
-    )
-    for work in works:
+    both = (dist.isend, sent, rank + 1), (dist.irecv, received, rank - 1)
+    ops = [dist.P2POp(op, x, group=group, group_peer=peer % k) for op, x, peer in both]
+    for work in dist.batch_isend_irecv(ops):
         work.wait()
     assert_same(received, numbers((rank - 1) % k, 4).view(2, 2))
 
@@ -458,9 +451,7 @@ def test_nccl_alone_refuses_tensors_on_the_cpu(rank, device, group):
         assert name
     x = torch.ones(2)
     for tensors in ([x, x], x.to(device)), ([x.to(device)] * 2, x):
-        raises(
-            ValueError, "must be on one virtual GPU: got cpu, ", dist.all_gather, *tensors, group
-        )
+        raises(ValueError, "on one virtual GPU: got cpu, ", dist.all_gather, *tensors, group)
     assert sorted(everywhere(rank)) == [0, 1]
 
 
@@ -500,9 +491,7 @@ def test_types_and_operations_that_nccl_does_not_know_raise(rank, device, group)
 def test_a_tensor_on_another_gpu_than_before_is_warned_of(rank, device, group):
     dist.all_reduce(torch.ones(2, device=device), group=group)
     x = torch.ones(2, device=f"vgpu:{1 - rank}")
-    with pytest.warns(
-        UserWarning, match=f"on vgpu:{1 - rank}, but before on GPU {rank}: NCCL hangs"
-    ):
+    with pytest.warns(UserWarning, match=f"vgpu:{1 - rank}, but before on GPU {rank}: NCCL hangs"):
         dist.all_reduce(x, group=group)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -536,9 +525,8 @@ def initialized(backend, folder):
     device = virtual_gpus(size)[rank]
     torch.vgpu.set_device(rank)
     dist.destroy_process_group()
-    dist.init_process_group(
-        backend, store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size
-    )
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     for where in ("cpu", device) if "gloo" in str(backend) else (device,):
         x = numbers(rank, 3).to(where)
         dist.all_reduce(x)
@@ -701,9 +689,8 @@ def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done(rank, devi
 @in_groups(2)
 def test_what_follows_a_backward_pass_waits_for_the_collectives_of_ddp(rank, device, group):
     net = torch.nn.Linear(1, 1, bias=False).to(device)
-    ddp = torch.nn.parallel.DistributedDataParallel(
-        net, process_group=group, gradient_as_bucket_view=True
-    )  # nothing in the pass reads what the collective has written
+    views = {"gradient_as_bucket_view": True}  # nothing reads what the collective has written
+    ddp = torch.nn.parallel.DistributedDataParallel(net, process_group=group, **views)
     x = torch.full((1, 1), 2.0 + 2 * rank, device=device)
     loss = ddp(x).sum()
     if rank == 1:
@@ -847,16 +834,19 @@ def test_collectives_of_several_groups_share_a_link(rank, device, _):
     assert max(span.end for span in found) - found[0].issued >= 4 * 0.022
 
 
-@in_group(2, peer_link=LINK)
+@in_group(2, 3, peer_link=LINK)
 def test_a_message_keeps_one_direction_of_the_link_and_a_collective_both(rank, device, group):
     found = registry.find(device)
-    x = torch.zeros(40000, dtype=torch.uint8, device=device)
+    x, y = (torch.zeros(n, dtype=torch.uint8, device=device) for n in (40000, 400000))
+    move = (dist.isend, dist.irecv, lambda *_, group: None)[rank]
     with recorded() as spans:
-        dist.send(x, 1, group=group) if rank == 0 else dist.recv(x, 0, group=group)
-    (message,) = named(spans, "message")
-    assert message.end - message.issued >= 0.041
+        move(x, 1 - rank, group=group)
+    assert all(message.end - message.issued >= 0.041 for message in named(spans, "message"))
     assert (found.sending.free_at > found.receiving.free_at) == (rank == 0)
-    dist.all_reduce(x, group=group)
+    before = found.sending.free_at + found.receiving.free_at
+    move(y, 1 - rank, group=group)
+    wait_until(lambda: rank == 2 or found.sending.free_at + found.receiving.free_at > before)
+    dist.all_reduce(x, group=group)  # begins when the links of all ranks are free
     torch.vgpu.synchronize()
     assert found.sending.free_at == found.receiving.free_at
     assert len({*everywhere(found.sending.free_at)}) == 1
@@ -1042,7 +1032,6 @@ def test_what_was_issued_before_the_first_error_fails_by_it_each_time(rank, devi
 
 @in_group(2)
 def test_groups_come_and_go_without_leaving_threads_or_engines(rank, device, _):
-
     def use(times):
         for _ in range(times):
             group = a_group()

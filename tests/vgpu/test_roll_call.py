@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -90,7 +91,7 @@ def test_an_interrupt_says_where_each_rank_is_and_for_which_others_wait(
             asleep() if rank == 1 else computing()
 
     with interrupted_when(all_in(tmp_path, *"0123")) as caught:
-        d2lpar.launch(work, tmp_path, nproc=4, max_restarts=1)  # stopped
+        d2lpar.launch(work, tmp_path, nproc=4, max_restarts=2)  # stopped
     lines = [line.strip() for line in Path(__file__).read_text().splitlines()]
     number = {line: str(lines.index(line) + 1) for line in lines}
     sleeps, loop, body = "time.sleep(1000)", "while True:", "torch.ones(9).sum()"
@@ -122,8 +123,6 @@ def test_a_second_interrupt_does_not_wait_for_ranks_that_are_silent(tmp_path, mo
     main = threading.get_ident()
 
     def is_asked():
-        import sys
-
         stack = traceback.extract_stack(sys._current_frames()[main])
         return any(frame.name == "ask_ranks" for frame in stack)
 

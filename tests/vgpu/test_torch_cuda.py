@@ -508,8 +508,12 @@ PROGRAMS = {
     dist.barrier(group)
     dist.all_reduce(torch.ones(1, device="cuda:0"))
     dist.barrier()  # on the GPU that the group has used
+    dist.barrier(device_ids=[1]), dist.barrier()
     found = [str(span.device) for span in spans if span.kind == "collective"]
-    assert found == ["cuda:1", "cuda:0", "cuda:0"]
+    assert found == ["cuda:1", "cuda:0", "cuda:0", "cuda:1", "cuda:0"]
+    x, y, z = torch.tensor([5.0, 6.0]).cuda(), torch.zeros(1).cuda(), torch.zeros(2).cuda()
+    dist.scatter(y, [*x.split(1)], src=1), dist.all_to_all_single(z, x)
+    assert (y.tolist(), z.tolist()) == ([6], [6, 6])  # rank 1 stands for both
     """,
     "a_backward_pass_over_fake_tensors": """
     from torch._subclasses.fake_tensor import FakeTensorMode

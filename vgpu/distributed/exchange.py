@@ -51,7 +51,9 @@ class Reduction:
             raise RuntimeError("Unsupported Float8 type for NCCL reduction")
         if dtype == torch.bool and self.kind == ReduceOp.AVG:
             raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
-        if self.kind == ReduceOp.PREMUL_SUM and not dtype.is_floating_point:
+        if dtype.is_complex and self.kind not in SUMS:
+            raise RuntimeError(f"ReduceOp.{self.kind.name} does not support complex tensors")
+        if self.kind == ReduceOp.PREMUL_SUM and not (dtype.is_floating_point or dtype.is_complex):
             raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
 
     def prepared(self, value):
@@ -59,9 +61,7 @@ class Reduction:
         if value.dtype == torch.bool:  # a sum is "or", a product is "and"; see `gloo_op`
             return value.to(torch.uint8)
         if self.kind == ReduceOp.PREMUL_SUM:
-            factor = self.factor
-            if type(factor) is VirtualTensor:
-                factor = fetch(factor._cell)
+            factor = fetch(self.factor._cell) if type(self.factor) is VirtualTensor else self.factor
             return value * (factor.to(value.dtype) if isinstance(factor, torch.Tensor) else factor)
         if self.kind == ReduceOp.AVG and value.is_floating_point():
             return value / self.k

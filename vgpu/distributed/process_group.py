@@ -94,8 +94,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._fake_store = fake_store_of(options.store)  # keep a reference: torch does not
         self._store = _store_of_attempt(options.store)
         self._ranks = list(options.global_ranks_in_group) or list(range(size))
-        job_size = dist.get_world_size() if dist.is_initialized() else size
-        self._is_whole_job = self._ranks == list(range(job_size))
+        self._job_size = dist.get_world_size() if dist.is_initialized() else size
+        self._is_whole_job = self._ranks == list(range(self._job_size))
         self._connections = self._for_cpu = None  # stays so in a block of equal_ranks
         self._peers = EqualRanksGloo(rank, size)
         if self._fake_store is None:
@@ -103,10 +103,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
             self._connections = GlooConnections(store, rank, size, self._ranks, timeout)
             self._peers = self._connections.gloo
             store = dist.PrefixStore("cpu", self._store)
-            gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-            group = dist.ProcessGroup(store, rank, size)  # has more methods than gloo's
-            add_gloo(group, gloo)
-            self._for_cpu = group
+            self._for_cpu = dist.ProcessGroup(store, rank, size)  # has more methods than gloo's
+            add_gloo(self._for_cpu, dist.ProcessGroupGloo(store, rank, size, timeout))
         self._lanes = {}  # (index of a device, its model, name of the engine) -> Lane
         self._coalesced = threading.local()
         self._join()
@@ -122,7 +120,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         if clock.meetings is not None:
             return
         if self._connections is None:
-            clock.meetings = EqualRanks(clock, self._size)
+            clock.meetings = EqualRanks(clock, self._job_size)
             return
         job = self._store, self._rank, self._size
         if dist.is_initialized():
@@ -312,7 +310,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def barrier(self, opts=None):
         """Make the host wait until all ranks have joined."""
         call = Collective("barrier", [], [], cost_bytes=4)
-        where = self.bound_device
+        where = opts.device_ids[0] if opts and opts.device_ids else self.bound_device
         if where is None and not registry.device_was_set:  # like NCCL: used before, or a guess
             guess = self._ranks[self._rank] % max(registry.count, 1)
             where = min((index for index, _, _ in self._lanes), default=guess)
@@ -583,7 +581,8 @@ def _flat(cell):
     """Return the values of a dense tensor as a flat CPU tensor that shares its memory."""
     revive(cell)
     data = fetch(cell)
-    return torch.as_strided(data, (data.numel(),), (1,), data.storage_offset())
+    flat = torch.as_strided(data, (data.numel(),), (1,), data.storage_offset())
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat  # as for NCCL
 
 
 _groups = weakref.WeakSet()
