@@ -253,7 +253,7 @@ def synchronize(device=None):
 def set_sync_debug_mode(debug_mode):
     """Let operators that make the host wait warn (1, "warn"), raise (2, "error") or do neither."""
     modes = {"default": 0, "warn": 1, "error": 2}
-    if isinstance(debug_mode, str) and debug_mode not in modes:
+    if debug_mode not in (*modes, *modes.values()):
         raise RuntimeError(
             "invalid value of debug_mode, expected one of `default`, `warn`, `error`"
         )

@@ -359,5 +359,6 @@ def test_what_does_not_make_the_host_wait_raises_nothing(program, arguments):
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(RuntimeError, match="expected one of `default`, `warn`, `error`"):
-        torch.vgpu.set_sync_debug_mode("warning")
+    for mode in "warning", 3, -1:
+        with pytest.raises(RuntimeError, match="expected one of `default`, `warn`, `error`"):
+            torch.vgpu.set_sync_debug_mode(mode)

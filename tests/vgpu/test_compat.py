@@ -912,6 +912,8 @@ def test_lazy_modules_and_initialisation(device):
     double = nn.LazyLinear(3, dtype=torch.float64).to(device).requires_grad_(False)
     assert double(torch.ones(4, 5, device=device).double()).dtype == torch.float64
     assert net[0].weight.shape == (3, 5) and not double.weight.requires_grad
+    (elsewhere := nn.LazyLinear(3).to(device)).weight.materialize((3, 2), device="vgpu:0")
+    assert elsewhere.weight.device == torch.device("vgpu:0")
     nn.init.trunc_normal_(net[0].weight)
     nn.init.orthogonal_(net[0].weight)
     close(net[0].weight @ net[0].weight.T, torch.eye(3))

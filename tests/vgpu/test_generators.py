@@ -72,10 +72,10 @@ def test_a_generator_of_elsewhere_is_refused(devices, name):
 def test_a_generator_says_where_it_is(devices):
     for where in (devices[1], "vgpu:1"):
         generator = torch.Generator(device=where)
-        assert generator.device == devices[1]
-        assert isinstance(generator, torch.Generator)
+        assert generator.device == devices[1] and isinstance(generator, torch.Generator)
     assert torch.Generator(devices[0]).device == devices[0]
     assert torch.Generator("cpu").device == torch.Generator().device == torch.device("cpu")
+    assert generator.manual_seed(-1).get_state().tolist() == [255] * 8 + [0] * 8  # as on CUDA
     assert generator.manual_seed(7).initial_seed() == 7
     seed = generator.seed()
     assert generator.initial_seed() == seed != 7

@@ -114,6 +114,7 @@ def test_what_a_program_does_is_there_in_order():
     history.record_memory_history(None)
     torch.empty(3, device=virtual_gpus(2)[1])
     assert history.snapshot()["device_traces"][1] == [], "it ends on GPUs out of use, too"
+    assert recorded(lambda: torch.empty(3, device=virtual_gpus(1, model="v100")[0])) == []
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ PROGRAMS = {
     assert error(lambda: x + torch.ones(2)).endswith("at least two devices, cuda:0 and cpu!")
     assert error(lambda: x + x.cuda(1)).endswith("at least two devices, cuda:0 and cuda:1!")
     assert "must be cuda device" in error(lambda: x.cuda("cpu"))
+    assert "only dense CPU" in error(x.pin_memory) and error(lambda: f"{x:.2f}", TypeError)
     assert error(lambda: torch.ones(2)[x.long()]).startswith("indices should be either on cpu or")
     assert error(lambda: x & 1, NotImplementedError).startswith('"bitwise_and_cuda" not impl')
     y = torch.ones(2, 2).long().cuda()

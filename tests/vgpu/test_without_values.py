@@ -105,10 +105,9 @@ def test_item_waits_and_is_not_a_number(dtype):
 def test_copies_to_the_cpu_hold_what_nobody_takes_for_values(device):
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64):
         assert torch.ones(3, dtype=dtype, device=device).cpu().isnan().all()
-    assert torch.ones(2, dtype=torch.int8, device=device).tolist() == [-128] * 2
-    assert torch.ones(2, dtype=torch.int64, device=device).tolist() == [-(2**63)] * 2
-    assert torch.ones(2, dtype=torch.uint8, device=device).tolist() == [0] * 2
-    assert torch.ones(2, dtype=torch.bool, device=device).tolist() == [False] * 2
+    lowest = {torch.int8: -128, torch.int64: -(2**63), torch.uint8: 0, torch.bool: False}
+    for dtype, value in lowest.items():
+        assert torch.ones(2, dtype=dtype, device=device).tolist() == [value] * 2
     host = torch.ones(3).pin_memory()
     host.copy_(torch.zeros(3, device=device), non_blocking=True)
     torch.vgpu.synchronize()
@@ -244,6 +243,10 @@ def test_a_tensor_that_was_written_without_values_has_none(write):
         lambda x: x.copy_(torch.ones(2, 3, device=x.device)),
         lambda x: x.fill_(1),
         lambda x: x.zero_().add_(1),
+        lambda x: x.uniform_(1, 1),
+        lambda x: x.normal_(1, 0),
+        lambda x: x.random_(1, 2),
+        lambda x: x.bernoulli_(1),
     ],
 )
 def test_a_tensor_without_values_gets_some_when_it_is_overwritten(device, overwrite):
@@ -255,8 +258,9 @@ def test_a_tensor_without_values_gets_some_when_it_is_overwritten(device, overwr
     assert x.tolist() == [[1.0] * 3] * 2
 
 
-def test_a_part_that_is_overwritten_leaves_the_rest_without_a_number(device):
-    x = torch.zeros(2, 2, device=device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_part_that_is_overwritten_leaves_the_rest_without_a_number(device, dtype):
+    x = torch.zeros(2, 2, device=device, dtype=dtype)
     virtual_gpus(2)
     x[0] = 1
     assert x[0].tolist() == [1, 1]

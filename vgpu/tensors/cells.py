@@ -225,7 +225,7 @@ def revive(cell):
         root = cell.root()
         memory = root.data.data
         root.data = root.layout.empty(CPU) if memory is None else memory
-        if root.layout.dtype.is_floating_point:
+        if root.layout.dtype.is_floating_point or root.layout.dtype.is_complex:
             root.data.fill_(float("nan"))
 
 

@@ -148,9 +148,8 @@ class Memory:
             new.taken = fresh.reference.taken
         freed, empty = _Reference(block), _Reference(block)
         old = block.reference
-        freed.num_bytes, freed.streams, freed.address = old.num_bytes, old.streams, old.address
-        freed.taken = old.taken
-        freed.pending = None
+        freed.num_bytes, freed.taken, freed.address = old.num_bytes, old.taken, old.address
+        freed.streams, freed.pending = old.streams, None
         empty.num_bytes, empty.taken, empty.streams, empty.address = 0, 0, (), None
         if freed.address is not None:
             del old  # so that the step drops the last reference, without a callback

@@ -92,10 +92,10 @@ class VirtualTensor(torch.Tensor):
             return 0
         return self._block.address + layout.offset * layout.dtype.itemsize
 
-    def set_(self, *args, **kwargs):
-        if len(args) > 1 and type(args[0]) is VirtualTensor:
-            args = args[0].untyped_storage(), *args[1:]  # C++ code would lose the values
-        return super().set_(*args, **kwargs)
+    def set_(self, source=None, *layout, **kwargs):
+        if type(source) is VirtualTensor and (layout or kwargs):
+            source = source.untyped_storage()  # C++ code would lose the values
+        return super().set_(*(() if source is None else (source, *layout)), **kwargs)
 
     def __dlpack_device__(self):
         return dlpack_device(self.device)
@@ -109,8 +109,9 @@ class VirtualTensor(torch.Tensor):
     def __index__(self):
         return super().__index__() if has_values(self) else refuse_without_values("index")
 
-    def __format__(self, format_spec):
-        return format(self.item() if self.dim() == 0 else repr(self), format_spec)
+    def __format__(self, spec):
+        is_number = self.dim() == 0 and not is_parameter(self)
+        return format(self.item(), spec) if is_number else object.__format__(self, spec)
 
     def tolist(self):
         return self.detach().cpu().tolist()
@@ -123,15 +124,16 @@ class VirtualTensor(torch.Tensor):
             )
         return self.cpu().numpy(force=True)
 
-    def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
-        dtype, device = dtype or self.dtype, device or self.device
-        return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
+    def pin_memory(self, device=None):
+        raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+
+    def new_tensor(self, data, *, dtype=None, device=None, **more):
+        return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device, **more)
 
     def __repr__(self, *, tensor_contents=None):
         if tensor_contents is None:
             tensor_contents = tensor_string(self.detach().cpu())
-        text = super().__repr__(tensor_contents=tensor_contents)
-        text = text.replace("Tensor(", "tensor(", 1)
+        text = super().__repr__(tensor_contents=tensor_contents).replace("Tensor(", "tensor(", 1)
         if is_parameter(self):
             text = "Parameter containing:\n" + text.removeprefix("Parameter(").removesuffix(")")
         return text
@@ -177,8 +179,7 @@ def with_own_type(device):
 
 def has_values(tensor):
     """Return whether a tensor has values; on devices without values, wait for its last writer."""
-    cell = tensor._cell
-    device = cell.layout.device
+    cell, device = tensor._cell, tensor._cell.layout.device
     if device.has_values:
         return True
     writer = cell.root().writer
