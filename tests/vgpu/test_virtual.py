@@ -896,6 +896,7 @@ def test_a_stream_waits_once_and_not_longer_than_its_own_work_takes(devices):
             with torch.vgpu.stream(side):
                 for _ in range(2):
                     host.to(devices[0], non_blocking=True)
+                    side.wait_stream(side)
         torch.vgpu.synchronize(devices[1])
     [wait] = [op for op in recording if (op.kind, op.engine) == ("wait", "stream")]
     own, other = (next(op for op in named(recording, "gate") if op.device == d) for d in devices)
