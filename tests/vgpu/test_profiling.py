@@ -175,7 +175,7 @@ def test_gpus_alone_and_by_default_as_well():
                 (x + 1).cpu()
                 p.step()
         assert found[:2] == [["Memcpy DtoH"]] * 2, found
-    with profile() as p:
+    with profile() as p, torch.cuda.stream(torch.cuda.Stream()):
         x + 1
     assert {"aten.add", "aten::add"} <= {event.key for event in p.key_averages()}
     with torch.autograd.profiler.profile(use_device="cuda") as p:

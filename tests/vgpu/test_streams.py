@@ -224,6 +224,7 @@ def test_the_streams_of_many_changes_are_known_as_far_back_as_is_kept(devices, m
             total = total * 1.0
     torch.vgpu.current_stream().wait_stream(sides[1])
     loss = total.sum() * 3
+    torch.vgpu.synchronize()
     with recorded() as spans:
         loss.backward()
     assert x.grad.tolist() == [3] * 3
