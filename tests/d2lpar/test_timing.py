@@ -285,6 +285,7 @@ def test_overlap_counts_no_moment_twice():
 def test_lanes_hold_no_two_spans_at_once():
     dealt = lanes([span(0, 4), span(1, 2), span(2, 3), span(1.5, 5), span(4, 6)])
     assert [(lane, s.start) for lane, s in dealt] == [(0, 0), (1, 1), (2, 1.5), (1, 2), (0, 4)]
+    assert [s.end for _, s in lanes([span(0, 1), span(0, 4)])] == [4, 1], "the longer is on top"
 
 
 @pytest.fixture

@@ -46,6 +46,9 @@ def test_the_files_are_read_by_the_tools_of_torch(gpus):
     import pickle, tempfile
     from torch.cuda import _memory_viz as viz
 
+    first = [torch.ones(3, device=f"cuda:{i}") for i in (0, 1)]
+    assert len({s["address"] for s in torch.cuda.memory_snapshot()}) == 2, "in one address space"
+    del first
     torch.cuda.memory._record_memory_history()
     net = nn.Linear(512, 1024).cuda()
 
@@ -139,7 +142,7 @@ def test_what_is_kept_can_be_chosen(options, entries, frames):
         made.append(torch.empty(7, device=gpu))
 
     found = recorded(program, **options)
-    assert len(found) == entries, found
+    assert len(found) == entries and found[-1:] == [("alloc", 28)][:entries], found
     seen = history.snapshot()
     blocks = [b for s in seen["segments"] for b in s["blocks"] if b["requested_size"] == 28]
     in_trace = any(entry["frames"] for entry in seen["device_traces"][0])
@@ -154,9 +157,9 @@ def test_memory_that_a_stream_holds_and_memory_that_there_is_not():
     side, x = torch.vgpu.Stream(gpu), torch.empty(2**20, device=gpu)
     with side:
         torch.vgpu._sleep(1)
-        y = torch.empty(3, device=gpu)
+        y = torch.empty(2**18, device=gpu)
         torch.empty(5, device=gpu)
-        z = torch.empty(3, device=other)
+        z = torch.empty(2**18 + 1, device=other)
     x.record_stream(side)
     del x
     seen = history.snapshot()
@@ -166,10 +169,12 @@ def test_memory_that_a_stream_holds_and_memory_that_there_is_not():
     assert seen["device_traces"][1][0]["stream"] == 0 != len(z)
     (held,) = [segment for segment in seen["segments"] if segment["total_size"] == 2**22]
     assert held["blocks"][0]["state"] == "active_pending_free"
-    assert (held["allocated_size"], held["segment_type"]) == (0, "large")
-    assert held["address"] == trace[0]["addr"] and trace[-1]["action"] == "free_requested"
+    assert held["allocated_size"] == 0 and held["address"] == trace[0]["addr"]
+    assert trace[-1]["action"] == "free_requested"
+    kinds = {s["total_size"]: (s["stream"], s["segment_type"]) for s in seen["segments"]}
+    assert (kinds[y.nbytes], kinds[z.nbytes]) == ((side.stream_id, "small"), (0, "large"))
     side.synchronize()
-    with pytest.raises(torch.OutOfMemoryError):
+    with side, pytest.raises(torch.OutOfMemoryError):
         torch.empty(2**40, device=gpu)
     *before, completed, failed = history.snapshot()["device_traces"][0]
     assert before[:-1] == trace and before[-1]["action"] == "snapshot"
@@ -177,9 +182,10 @@ def test_memory_that_a_stream_holds_and_memory_that_there_is_not():
     assert before[-1]["size"] == active
     assert (completed["action"], completed["size"]) == ("free_completed", 2**22)
     assert (failed["action"], failed["size"]) == ("oom", 2**42)
-    assert failed["time_us"] == int(clock() * 1e6)
-    free = registry.devices[0].memory.limit - 512  # what `y` takes
-    assert failed["device_free"] == free and "addr" not in failed
+    assert (failed["time_us"], failed["stream"]) == (int(clock() * 1e6), side.stream_id)
+    assert failed["frames"][0]["name"].startswith("test_memory_that_a_stream_holds")
+    assert failed["device_free"] == registry.devices[0].memory.limit - y.nbytes
+    assert "addr" not in failed
 
 
 @pytest.mark.parametrize(

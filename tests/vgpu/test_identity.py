@@ -32,6 +32,8 @@ def test_a_modelled_gpu_says_what_the_real_one_says(model):
     found = [torch.vgpu.get_device_properties(i) for i in (0, 1, 0)]
     assert found[0].uuid == found[2].uuid != found[1].uuid and len(known.uuid.bytes) == 16
     assert [each.pci_bus_id for each in found] == [0, 1, 0]
+    told = run("print(torch.cuda.get_device_properties(1).uuid)", f"{model}:2")
+    assert told == [str(found[1].uuid)], "the same in another process"
 
 
 @pytest.mark.parametrize("model", GPUS)
@@ -46,13 +48,20 @@ def test_clocks_and_bus_give_the_peaks_of_the_data_sheet(model):
     assert bandwidth == pytest.approx(GPUS[model].bandwidth, rel=0.03)
 
 
-def test_a_multiprocessor_has_what_the_programming_guide_says():
-    virtual_gpus(1, model="a100")
+GUIDE = {  # threads and KiB of shared memory of a multiprocessor, KiB that a block may ask for
+    "p100": (2048, 64, 48), "v100": (2048, 96, 96), "t4": (1024, 64, 64),
+    "rtx4090": (1536, 100, 99), "a100": (2048, 164, 163), "h100": (2048, 228, 227),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", GUIDE)
+def test_a_multiprocessor_has_what_the_programming_guide_says(model):
+    virtual_gpus(1, model=model)
     known = torch.vgpu.get_device_properties(0)
-    assert known.max_threads_per_multi_processor == 2048
-    assert known.shared_memory_per_multiprocessor == 164 * 1024
-    assert known.shared_memory_per_block_optin == 163 * 1024
+    shared = known.shared_memory_per_multiprocessor, known.shared_memory_per_block_optin
+    assert (known.max_threads_per_multi_processor, *(n / 1024 for n in shared)) == GUIDE[model]
     assert (known.shared_memory_per_block, known.regs_per_multiprocessor) == (49152, 65536)
+    assert (known.max_threads_per_block, known.is_integrated) == (1024, 0)
 
 
 def test_gpus_that_one_cannot_buy():

@@ -22,7 +22,7 @@ from types import BuiltinMethodType, CodeType, MethodWrapperType, SimpleNamespac
 import fresh
 import pytest
 import torch
-from gates import Gate, run_what_can
+from gates import Gate, in_threads, run_what_can
 from IPython.core.ultratb import VerboseTB
 
 import vgpu
@@ -65,9 +65,8 @@ def test_what_an_interrupted_block_raises_gives_way_to_the_interrupt():
 
 
 def test_other_threads_and_other_handlers_are_left_alone():
-    seen, thread = [], threading.Thread(target=lambda: defer_interrupts().__enter__())
-    thread.start()
-    thread.join()
+    seen = []
+    in_threads([lambda: defer_interrupts().__enter__()])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGINT, lambda *_: seen.append("theirs"))
     with defer_interrupts():
@@ -889,11 +888,8 @@ def test_a_notebook_raises_an_interrupt_that_came_in_a_destructor(adapted, monke
     assert [each.exc_type for each in others] == [ZeroDivisionError]
 
 
-def test_a_notebook_keeps_the_exception_handler_that_it_has(adapted):
-    assert adapted(Shell((ValueError,))).custom_exceptions == (ValueError,)
-
-
 def test_a_notebook_shows_an_error_without_the_frames_of_virtual_gpus(adapted):
+    assert adapted(Shell((ValueError,))).custom_exceptions == (ValueError,), "it has a handler"
     shell = adapted(Shell())
     a, b = (torch.ones(3, device=device) for device in virtual_gpus(2))
     with pytest.raises(RuntimeError) as caught:

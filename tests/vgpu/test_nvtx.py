@@ -31,9 +31,7 @@ def ranges(tmp_path, program):
 @pytest.mark.slow
 def test_ranges_of_all_kinds_are_in_the_trace_and_count_as_no_work(tmp_path):
     """The times are those of the model: each operator takes what the host's figures say."""
-    found, said = ranges(
-        tmp_path,
-        """
+    found, said = ranges(tmp_path, """
         import threading, torch
         from torch.cuda import nvtx
 
@@ -63,13 +61,9 @@ def test_ranges_of_all_kinds_are_in_the_trace_and_count_as_no_work(tmp_path):
         thread.start()
         thread.join()
         assert nvtx.range_pop() == -1
-        """,
-    )
-    taken = [
-        (event["row"], event["name"], round(event["dur"] / OPERATOR, 6))
-        for event in found
-        if event["ph"] == "X"
-    ]
+        """)  # fmt: skip
+    complete = [event for event in found if event["ph"] == "X"]
+    taken = [(e["row"], e["name"], round(e["dur"] / OPERATOR, 6)) for e in complete]
     for row in ("ranges, MainThread", "ranges, worker"):
         assert (row, "step 7", 3.0) in taken, (taken, said)
         assert (row, "forward", 2.0) in taken and (row, "layer", 1.0) in taken
@@ -81,9 +75,8 @@ def test_ranges_of_all_kinds_are_in_the_trace_and_count_as_no_work(tmp_path):
     assert [mark["name"] for mark in marks] == ["between"]
     assert marks[0]["ts"] - begun["forward"] == pytest.approx(2 * OPERATOR)
     assert begun["step 7"] == begun["forward"], "within, and no earlier"
-    (figures,) = [
-        line.split() for line in said.splitlines() if "cuda:0 " in line and "->" not in line
-    ]
+    lines = [line for line in said.splitlines() if "cuda:0 " in line]
+    (figures,) = [line.split() for line in lines if "->" not in line]
     assert figures[2] == "9", "eight operators and a copy: " + said
 
 

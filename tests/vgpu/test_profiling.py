@@ -55,15 +55,19 @@ def test_operators_have_the_time_of_their_kernels():
     assert "Self CUDA time total" in table
     on_gpu = {event.id for event in p.events() if event.device_type == kernel.device_type}
     assert not on_gpu & {e.id for e in p.events() if e.device_type != kernel.device_type}
-    functions = [event.name for event in p.events()]
+    functions = [text for event in p.events() for text in (event.name, *(event.stack or ()))]
     if hasattr(p.events()[0], "is_python_function"):
         assert any("<module>" in name for name in functions)
         assert not any("vgpu" in name for name in functions)
     on = {event.device_index for event in p.events() if event.name == "aten.add"}
-    assert on == {1}
+    assert on == {k.device for e in p.events() if e.name == "aten::add" for k in e.kernels} == {1}
+    begins = [event.time_range.start for event in p.events()]
+    assert begins == sorted(begins)
     # The host's time is the model's, too: 8 µs for an operator, see `virtual.host.EAGER`. The
     # region covers five launches, and ends before the next.
     assert 4 * 8 <= rows["mine"].cpu_time_total <= 6 * 8, rows["mine"].cpu_time_total
+    (mine,) = [e["dur"] for e in exported(p)["traceEvents"] if e["name"] == "mine"]
+    assert abs(mine - rows["mine"].cpu_time_total) < 0.1
     """)
 
 
@@ -119,6 +123,9 @@ def test_the_exported_trace_has_kernels_and_who_launched_them():
         assert begin["ts"] == operator["ts"] and end["ts"] == kernel["ts"]
         assert (end["pid"], end["tid"]) == (kernel["pid"], kernel["tid"])
     assert by_name["aten.mm"]["tid"] == 0 != by_name["aten.add"]["tid"]
+    named = {event.name: event for event in p.events()}
+    assert named["aten.add"].device_resource_id == by_name["aten.add"]["tid"]
+    assert named["aten.add"].linked_correlation_id == named["aten::add"].id
     copy = by_name["Memcpy PtoP"]
     assert (copy["cat"], copy["args"]["bytes"]) == ("gpu_memcpy", 64 * 64 * 4)
     there = by_name["aten.mul"]
@@ -168,7 +175,7 @@ def test_gpus_alone_and_by_default_as_well_but_their_memory_elsewhere():
                 (x + 1).cpu()
                 p.step()
         assert found[:2] == [["Memcpy DtoH"]] * 2, found
-    with profile() as p:
+    with profile() as p, torch.cuda.stream(torch.cuda.Stream()):
         x + 1
     assert {"aten.add", "aten::add"} <= {event.key for event in p.key_averages()}
     for options in {"use_cuda": True}, {"use_device": "cuda"}:
@@ -224,21 +231,25 @@ def test_a_schedule_and_its_handlers():
 
 def test_on_the_wall_clock_the_times_are_those_of_the_engines():
     profiled("""
+    from d2lpar.timelines.timeline import Timeline
+
     x = torch.ones(8, device="cuda")
-    x + 1
-    torch.cuda.synchronize()
-    with profile(activities=[CPU, CUDA]) as p:
+    with Timeline() as timeline:
+        x + 1
+    assert len(timeline.select(kind="kernel")) == 1, "each is recorded once"
+    with profile(activities=[CPU, CUDA], with_stack=True) as p:
         torch.cuda._sleep(2 * 10**8)
         x + 1
+        torch.cuda.synchronize()
+        with record_function("after"):
+            pass
     trace = exported(p)
     events = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     by_name = {event["name"]: event for event in events}
     assert by_name["sleep"]["dur"] >= 2e5
     sleep_end = by_name["sleep"]["ts"] + by_name["sleep"]["dur"]
     assert sleep_end <= by_name["aten.add"]["ts"] + 1  # microseconds, of the same clock
+    assert by_name["aten::add"]["ts"] <= by_name["aten.add"]["ts"] + 1 <= by_name["after"]["ts"] + 2
+    assert len({e["tid"] for e in events if e["cat"] == "python_function"}) == 1, "the host's"
     assert "modelled" not in trace
-    from d2lpar.timelines.timeline import Timeline
-    with Timeline() as timeline:
-        x + 1
-    assert len(timeline.select(kind="kernel")) == 1, "recorded once"
     """, "vgpu:2")  # fmt: skip

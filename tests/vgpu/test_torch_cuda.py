@@ -506,7 +506,9 @@ PROGRAMS = {
 
     dist.init_process_group("nccl", store=FakeStore(), rank=1, world_size=2)
     _, group, spans = dist.new_group([0]), dist.new_group([1]), start_recording()
-    dist.barrier(group)
+    with torch.profiler.profile(acc_events=True) as p:
+        dist.barrier(group)
+    assert 1 in {e.device_index for e in p.events() if e.device_type.name == "CUDA"}
     dist.all_reduce(torch.ones(1, device="cuda:0"))
     dist.barrier()  # on the GPU that the group has used
     dist.barrier(device_ids=[1]), dist.barrier()

@@ -740,6 +740,7 @@ def child():
     attempt("busy", lambda: torch.vgpu.synchronize(b))
     attempt("event", event.synchronize)
     attempt("idle", idle.synchronize)
+    attempt("wait", lambda: idle.wait_event(event))
     attempt("setup", lambda: d2lpar.virtual_gpus(2))
     attempt("more", lambda: d2lpar.virtual_gpus(3))
     attempt("dtype", lambda: torch.set_default_dtype(torch.float32))
@@ -774,7 +775,7 @@ def test_a_forked_child_gets_an_error_and_a_data_loader_works():
     result = fresh.run(FORK, fresh.SET_UP)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [
-        *(f"{name} {refused}" for name in "add rand empty item busy event idle setup more".split()),
+        *(f"{n} {refused}" for n in "add rand empty item busy event idle wait setup more".split()),
         "dtype worked",
         "cpu worked",
         "lock True",
@@ -896,6 +897,7 @@ def test_a_stream_waits_once_and_not_longer_than_its_own_work_takes(devices):
             with torch.vgpu.stream(side):
                 for _ in range(2):
                     host.to(devices[0], non_blocking=True)
+                    side.wait_stream(side)
         torch.vgpu.synchronize(devices[1])
     [wait] = [op for op in recording if (op.kind, op.engine) == ("wait", "stream")]
     own, other = (next(op for op in named(recording, "gate") if op.device == d) for d in devices)

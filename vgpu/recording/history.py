@@ -14,7 +14,7 @@ from collections import deque
 from typing import NamedTuple
 
 from vgpu.runtime import registry, scheduler
-from vgpu.tensors.caching import SMALL_SEGMENT
+from vgpu.tensors.caching import SMALL
 
 _SHIFT = 44  # bits of an address within a device
 ACTIONS = "alloc free_requested free_completed segment_alloc segment_free oom snapshot".split()
@@ -49,8 +49,7 @@ class History:
         self._context, self._skipped = context, skipped
 
     def allocated(self, key, num_bytes):
-        frames = self._stack()
-        stream = registry.devices[self._memory.device.index].current_stream().index
+        stream, frames = self._here()
         self._add(key, num_bytes, stream, frames)
         if num_bytes:
             self._note("alloc", self._blocks[key].address, num_bytes, stream, frames)
@@ -66,7 +65,7 @@ class History:
 
     def failed(self, num_bytes, free):
         """Record that an allocation failed, with `free` bytes left."""
-        self._note("oom", free, num_bytes, 0, self._stack())
+        self._note("oom", free, num_bytes, *self._here())
 
     def _add(self, key, num_bytes, stream, frames):
         if num_bytes:
@@ -81,14 +80,15 @@ class History:
             frames = list(frames) if self._context in ("alloc", "all") else []
             self._entries.append({**entry, "time_us": int(now * 1e6), "frames": frames})
 
-    def _stack(self):
-        """Return the calling frames outside this package, innermost first, if wanted."""
+    def _here(self):
+        """Return the current stream, a number, and if wanted the frames outside this package."""
+        stream = registry.devices[self._memory.device.index].current_stream().index
         frame, frames = sys._getframe(1), []
         while frame is not None and self._context is not None:
             if not frame.f_code.co_filename.startswith(scheduler.PACKAGE):
                 frames.append(self._place(frame.f_code, frame.f_lineno))
             frame = frame.f_back
-        return frames
+        return stream, frames
 
     def snapshot(self):
         """Return the segments and the trace of the device, two lists of dicts."""
@@ -113,7 +113,7 @@ def _segment(device, block, is_held):
         "allocated_size": 0 if is_held else block.size,
         "active_size": block.size,
         "stream": block.stream,
-        "segment_type": "small" if block.size <= SMALL_SEGMENT else "large",
+        "segment_type": "small" if block.size <= SMALL else "large",
         "segment_pool_id": (0, 0),
         "is_expandable": False,
         "frames": [],
