@@ -39,8 +39,8 @@ def test_sum_lands_in_every_tensor_with_the_same_bits(algorithm, k, shape):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_other_layouts_types_and_parameters(algorithm):
     params = [tensor.requires_grad_() for tensor in replicas(3, (4,))]
-    transposed = [tensor.T for tensor in replicas(3, (4, 5))]
-    for data in (replicas(3, (5,), torch.int64), transposed, params):
+    some_transposed = [*replicas(1, (5, 4)), *(tensor.T for tensor in replicas(2, (4, 5)))]
+    for data in (replicas(3, (5,), torch.int64), some_transposed, params):
         expected = sum(tensor.detach() for tensor in data)
         allreduce(data, algorithm)
         assert all(torch.equal(tensor, expected) and tensor.is_leaf for tensor in data)
@@ -202,11 +202,13 @@ def test_a_counter_counts_its_block_and_no_single_device(devices):
     with CollectiveCounter() as outer:
         with CollectiveCounter() as inner:
             outputs = copied(ones)
-            allgather(ones)
+            assert not any(copy.requires_grad for copy in allgather(ones)[0][1:])
         torch.autograd.backward([output.sum() for output in outputs])
         summed(ones[:1])
     summed(ones)
     assert (inner.barriers, outer.barriers) == (1, 2)
+    with inner, outer:  # again
+        assert (inner.barriers, outer.barriers) == (0, 0)
 
 
 def _losses_of_parts(outputs, labels):

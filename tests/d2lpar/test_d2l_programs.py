@@ -1,4 +1,4 @@
-"""d2lpar imported as d2l, without d2l, runs programs of the shape of d2l 13.1 to 14.2.
+"""d2lpar imported as d2l, without d2l, runs programs of the shape of d2l 13.1 to 14.1.
 
 The sizes are small, the rest is what d2l's notebooks say: `torch.cuda`, and names of d2l. Two
 virtual GPUs take the place of CUDA's, as for any other program.
@@ -181,18 +181,6 @@ d2l.train_ch13(net, train_iter, test_iter, loss, trainer, 1, devices)
 l, acc = d2l.train_batch_ch13(net, *train_iter[0], loss, trainer, devices)
 print(l.shape, 0 <= acc <= 8, d2l.accuracy(torch.eye(2), torch.arange(2)))
 """,
-    "14.2": """
-train_iter, test_iter = ([(X.flatten(1), y % 2) for X, y in it] for it in small(16))
-net = nn.Sequential()
-net.add_module("body", nn.Linear(784, 8))
-net.add_module("fc", nn.Linear(8, 2))
-nn.init.xavier_uniform_(net.fc.weight)
-params_1x = [p for name, p in net.named_parameters() if name not in ["fc.weight", "fc.bias"]]
-trainer = torch.optim.SGD([{'params': params_1x}, {'params': net.fc.parameters(), 'lr': 0.05}],
-                          lr=0.005, weight_decay=0.001)
-loss = nn.CrossEntropyLoss(reduction="none")
-d2l.train_ch13(net, train_iter, test_iter, loss, trainer, num_epochs=2)
-""",
 }
 
 TIME, ONE = r"\d+\.\d{4} sec", r"\[device\(type='cuda', index=0\)\]"
@@ -215,7 +203,6 @@ EXPECTED = {
     ),
     "13.6": TRAINED,
     "14.1": CH13 + r"\ntorch.Size\(\[\]\) True 2.0\n",
-    "14.2": CH13 + "\n",
 }
 
 

@@ -141,7 +141,7 @@ def test_phases_are_named_where_there_is_room_and_else_in_the_legend():
 
 
 def test_phases_are_cut_to_the_part_that_is_drawn():
-    marks = [Mark("forward", 0.0, 0.5), Mark("backward", 0.5, 1.0)]
+    marks = [Mark("forward", 0.0, 0.5), Mark("backward", 0.5, 1.0), Mark("update", 0.9, 1.0)]
     figure = plot_timeline(timeline([span(GPU0, "compute", 0, 1)], marks), start=0.4, end=0.8)
     [axes] = figure.axes
     drawn = [
