@@ -30,10 +30,6 @@ def small(batch_size):  # Fashion-MNIST, two batches and one
 
 PROGRAMS = {
     "13.1": """
-def get_net():
-    return nn.Sequential(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(),
-                         nn.Linear(128, 2))
-
 class Benchmark:
     def __init__(self, description='Done'):
         self.description = description
@@ -43,23 +39,11 @@ class Benchmark:
     def __exit__(self, *args):
         print(f'{self.description}: {self.timer.stop():.4f} sec')
 
-x, net = torch.randn(size=(1, 512)), get_net()
+x, net = torch.randn(size=(1, 512)), nn.Linear(512, 2)
 for each in (Benchmark, d2l.Benchmark):
     with each('Without torchscript'):
         for i in range(10):
             net(x)
-""",
-    "13.2": """
-device = d2l.try_gpu()
-with d2l.Benchmark('torch'):
-    for _ in range(10):
-        a = torch.randn(size=(100, 100), device=device)
-        b = torch.mm(a, a)
-with d2l.Benchmark():
-    b = torch.mm(a, a)
-    torch.cuda.synchronize(device)
-x, y = torch.ones((1, 2), device=device), torch.ones((1, 2), device=device)
-print(x * y + 2)
 """,
     "13.3": """
 devices = d2l.try_all_gpus()
@@ -185,15 +169,11 @@ print(l.shape, 0 <= acc <= 8, d2l.accuracy(torch.eye(2), torch.arange(2)))
 
 TIME, ONE = r"\d+\.\d{4} sec", r"\[device\(type='cuda', index=0\)\]"
 TWO = ONE[:-2] + r", device\(type='cuda', index=1\)\]"
-CH13 = (
-    r"loss \d+\.\d{3}, train acc [01]\.\d{3}, test acc [01]\.\d{3}\n\d+\.\d examples/sec on " + TWO
-)
 TRAINED = rf"test acc: [01]\.\d\d, \d+\.\d sec/epoch on {ONE}\n" + (
     rf"test acc: [01]\.\d\d, \d+\.\d sec/epoch on {TWO}\n"
 )
 EXPECTED = {
     "13.1": rf"(Without torchscript: {TIME}\n){{2}}",
-    "13.2": rf"torch: {TIME}\nDone: {TIME}\ntensor\(\[\[3., 3.\]\], device='cuda:0'\)\n",
     "13.3": rf"GPU1 & GPU2: {TIME}\nRun on GPU1 and copy to CPU: {TIME}\n",
     "13.5": (
         r"b1 grad: None\nafter allreduce: tensor\(\[\[3., 3.\]\], device='cuda:0'\) "
@@ -202,7 +182,7 @@ EXPECTED = {
         r"\[15, 16, 17, 18, 19\]\], device='cuda:1'\)\)\n" + TRAINED
     ),
     "13.6": TRAINED,
-    "14.1": CH13 + r"\ntorch.Size\(\[\]\) True 2.0\n",
+    "14.1": r"loss .*\n.* examples/sec on " + TWO + r"\ntorch.Size\(\[\]\) True 2.0\n",
 }
 
 
