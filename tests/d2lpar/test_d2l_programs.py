@@ -77,10 +77,7 @@ def lenet(X, params):
     return torch.mm(F.relu(torch.mm(h, W3) + b3), W4) + b4
 loss = nn.CrossEntropyLoss(reduction='none')
 def get_params(params, device):
-    new_params = [p.to(device) for p in params]
-    for p in new_params:
-        p.requires_grad_()
-    return new_params
+    return [p.to(device).requires_grad_() for p in params]
 print('b1 grad:', get_params(params, d2l.try_gpu(0))[1].grad)
 def allreduce(data):
     for i in range(1, len(data)):
@@ -96,8 +93,7 @@ def train_batch(X, y, device_params, devices, lr):
     X_shards, y_shards = d2l.split_batch(X, y, devices)
     ls = [loss(lenet(X_shard, device_W), y_shard).sum()
           for X_shard, y_shard, device_W in zip(X_shards, y_shards, device_params)]
-    for l in ls:
-        l.backward()
+    [l.backward() for l in ls]
     with torch.no_grad():
         for i in range(len(device_params[0])):
             allreduce([device_params[c][i].grad for c in range(len(devices))])
@@ -128,37 +124,25 @@ net, devices = d2l.resnet18(10), d2l.try_all_gpus()
 def train(net, num_gpus, batch_size, lr):
     train_iter, test_iter = d2l.load_data_fashion_mnist(batch_size)
     devices = [d2l.try_gpu(i) for i in range(num_gpus)]
-    def init_weights(m):
-        if type(m) in [nn.Linear, nn.Conv2d]:
-            nn.init.normal_(m.weight, std=0.01)
-    net.apply(init_weights)
     net = nn.DataParallel(net, device_ids=devices).to(devices[0])
     trainer = torch.optim.SGD(net.parameters(), lr)
     loss = nn.CrossEntropyLoss()
-    timer, num_epochs = d2l.Timer(), 1
-    animator = d2l.Animator('epoch', 'test acc', xlim=[1, num_epochs])
-    for epoch in range(num_epochs):
-        net.train()
-        timer.start()
-        for X, y in train_iter:
-            trainer.zero_grad()
-            X, y = X.to(devices[0]), y.to(devices[0])
-            l = loss(net(X), y)
-            l.backward()
-            trainer.step()
-        timer.stop()
-        animator.add(epoch + 1, (d2l.evaluate_accuracy_gpu(net, test_iter),))
-    print(f'test acc: {animator.Y[0][-1]:.2f}, {timer.avg():.1f} sec/epoch on {str(devices)}')
+    timer = d2l.Timer()
+    net.train()
+    for X, y in train_iter:
+        trainer.zero_grad()
+        X, y = X.to(devices[0]), y.to(devices[0])
+        l = loss(net(X), y)
+        l.backward()
+        trainer.step()
+    timer.stop()
+    print(f'test acc: {d2l.evaluate_accuracy_gpu(net, test_iter):.2f}, {timer.avg():.1f} sec/epoch on {str(devices)}')
 train(net, num_gpus=1, batch_size=4, lr=0.1)
 train(net, num_gpus=2, batch_size=8, lr=0.2)
 """,
     "14.1": """
 train_iter, test_iter = ([(X.expand(-1, 3, -1, -1), y) for X, y in it] for it in small(8))
-def init_weights(m):
-    if type(m) in [nn.Linear, nn.Conv2d]:
-        nn.init.xavier_uniform_(m.weight)
 batch_size, devices, net = 8, d2l.try_all_gpus(), d2l.resnet18(10, 3)
-net.apply(init_weights)
 loss = nn.CrossEntropyLoss(reduction="none")
 trainer = torch.optim.Adam(net.parameters(), lr=0.001)
 d2l.train_ch13(net, train_iter, test_iter, loss, trainer, 1, devices)
