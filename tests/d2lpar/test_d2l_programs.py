@@ -132,11 +132,11 @@ def train(net, num_gpus, batch_size, lr):
     for X, y in train_iter:
         trainer.zero_grad()
         X, y = X.to(devices[0]), y.to(devices[0])
-        l = loss(net(X), y)
-        l.backward()
+        loss(net(X), y).backward()
         trainer.step()
     timer.stop()
-    print(f'test acc: {d2l.evaluate_accuracy_gpu(net, test_iter):.2f}, {timer.avg():.1f} sec/epoch on {str(devices)}')
+    acc = d2l.evaluate_accuracy_gpu(net, test_iter)
+    print(f'test acc: {acc:.2f}, {timer.avg():.1f} sec/epoch on {str(devices)}')
 train(net, num_gpus=1, batch_size=4, lr=0.1)
 train(net, num_gpus=2, batch_size=8, lr=0.2)
 """,
