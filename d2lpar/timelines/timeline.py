@@ -168,12 +168,13 @@ class Timeline:
         if mark is not None:
             _check_one_of(mark, sorted({mark.name for mark in self.marks}), "phase")
         phases = [phase for phase in self.marks if phase.name == mark]
-        device = None if device is None else self._known(device)
+        places = device, getattr(stream, "device", None)  # a stream's number is not of it alone
+        places = {self._known(place) for place in places if place is not None}
         stream = getattr(stream, "stream_id", stream)
         return [
             span
             for span in self.spans
-            if device in (None, span.device)
+            if places <= {span.device}
             and kind in (None, span.kind)
             and engine in (None, span.engine)
             and stream in (None, span.stream)

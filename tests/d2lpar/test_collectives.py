@@ -39,18 +39,11 @@ def test_sum_lands_in_every_tensor_with_the_same_bits(algorithm, k, shape):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_other_layouts_types_and_parameters(algorithm):
     params = [tensor.requires_grad_() for tensor in replicas(3, (4,))]
-    transposed = [tensor.T for tensor in replicas(3, (4, 5))]
-    for data in (replicas(3, (5,), torch.int64), transposed, params):
+    some_transposed = [*replicas(1, (5, 4)), *(tensor.T for tensor in replicas(2, (4, 5)))]
+    for data in (replicas(3, (5,), torch.int64), some_transposed, params):
         expected = sum(tensor.detach() for tensor in data)
         allreduce(data, algorithm)
         assert all(torch.equal(tensor, expected) and tensor.is_leaf for tensor in data)
-
-
-def test_star_is_the_default():
-    data, star = replicas(4, (5,)), replicas(4, (5,))
-    allreduce(data)
-    allreduce(star, "star")
-    assert torch.equal(data[3], star[3])
 
 
 ONES = torch.ones(2)
@@ -97,7 +90,7 @@ def test_virtual_gpus_sum_and_send_no_more_than_the_algorithm_needs(algorithm, k
     allreduce(expected, algorithm)
     data = [tensor.to(device) for tensor, device in zip(data, devices, strict=True)]
     with Timeline() as timeline:
-        allreduce(data, algorithm)
+        allreduce(data, *[algorithm] * (algorithm != "star"))  # which is the default
     for tensor, device in zip(data, devices, strict=True):
         assert tensor.device == device
         assert torch.equal(tensor.cpu(), expected[0])
@@ -202,7 +195,7 @@ def test_a_counter_counts_its_block_and_no_single_device(devices):
     with CollectiveCounter() as outer:
         with CollectiveCounter() as inner:
             outputs = copied(ones)
-            allgather(ones)
+            assert not any(copy.requires_grad for copy in allgather(ones)[0][1:])
         torch.autograd.backward([output.sum() for output in outputs])
         summed(ones[:1])
     summed(ones)

@@ -174,6 +174,7 @@ def test_the_environment_gives_the_threads_that_a_call_does_not(monkeypatch):
     assert figures("threads") == [1]
     monkeypatch.setenv("VGPU_DEVICES", "t4:3")
     assert device_setup.requested_settings(2) == {"n": 3, "model": "t4"}
+    assert len(d2lpar.ensure_gpus(2)) == 3 and virtual.hardware_name().startswith("3 x T4, host")
     for text in ("0", "-1", "two"):
         monkeypatch.setenv("VGPU_THREADS", text)
         with pytest.raises(ValueError, match=f"VGPU_THREADS must .* got '{text}'"):

@@ -78,22 +78,22 @@ def test_without_a_model_there_are_values_and_no_host(options):
 
 NAN = float("nan")
 COUNTS = itertools.product(["gpus", "gpus_per_switch", "network_cards"], [0, -1, 1.5, "2"])
+NONE = [*(("memory", x) for x in (0, -1, "16 GB")), ("bandwidth", 0), ("bandwidth", NAN)]
+NONE.append(("multiprocessors", 0))
 SECONDS = itertools.product(["operator", "module", "autograd"], [-1.0, float("inf"), NAN])
 
 
 @pytest.mark.parametrize(
     ("make", "figures", "words"),
     [
-        (gpu, {"memory": 0}, "memory of a GPU must be a positive number: got 0"),
-        (gpu, {"memory": -1}, "memory of a GPU must be a positive number: got -1"),
-        (gpu, {"memory": "16 GB"}, "memory of a GPU must be a positive number: got '16 GB'"),
+        *(
+            (gpu, {name: x}, f"^{name} of a GPU must be a positive .*: got {x!r}$")
+            for name, x in NONE
+        ),
         (gpu, {"peaks": {"float32": 1e9, "fp16": 2e9}}, "must be of float64, .*: got 'fp16'"),
-        (gpu, {"bandwidth": 0}, "bandwidth of a GPU must be a positive number: got 0"),
-        (gpu, {"bandwidth": NAN}, "bandwidth of a GPU must be a positive number: got nan"),
         (gpu, {"peaks": {"float32": 0}}, "float32 of a GPU must be a positive number: got 0"),
         (gpu, {"peaks": {"float32": 1e9, "float16": -2.0}}, "float16 of a GPU must .*: got -2.0"),
         (gpu, {"peaks": {"float16": 1e9}}, "float16"),  # and no float32
-        (gpu, {"multiprocessors": 0}, "multiprocessors of a GPU must be a positive number: got 0"),
         *((partial(Machine, "v100"), {name: n}, f"{name} .*{n!r}") for name, n in COUNTS),
         (partial(Machine, "v100"), {"network": "11gbe"}, "no link named '11gbe'"),
         (host_takes, {"seconds": -1e-9}, "-1e-09"),
@@ -131,10 +131,10 @@ def test_devices_have_the_memory_and_the_links_of_what_they_model():
     expected = [each.peer_link or each.link for each in models]
     assert [device.peer_link for device in found] == expected
     assert hardware_name() == ", ".join(each.name for each in models) + f", {EAGER}"
-    virtual_gpus(2, model="v100", memory=2**30, link=None, peer_link=7, host=8e-6)
+    virtual_gpus(2, model="dgx1", memory=2**30, link=None, peer_link=7, host=8e-6)
     assert found[0].memory.limit == 2**30
     assert found[0].link is None and found[0].peer_link == Link(7.0)
-    assert hardware_name() == f"2 x {GPUS['v100'].name}, host 8 µs"
+    assert hardware_name() == f"2 x {GPUS['v100'].name} in dgx1, host 8 µs"
 
 
 def test_over_the_network_its_link_counts():
@@ -191,6 +191,9 @@ def test_full_waves_of_the_largest_tiles_on_tensor_cores_begin_and_end(waves, k)
     expected = waves * (2.5e-6 + alone)
     assert mine.product_seconds(product, torch.float16) == pytest.approx(expected, rel=1e-12)
     assert mine.product_seconds(product) == gpu().product_seconds(product)
+    pairs = Product(8 * waves, 128, 64, k)  # of tiles of 128 x 64, which begin together
+    expected = waves * 2.5e-6 + 2 * waves * alone / 4 / ((8 / 11) / (16 / 19))
+    assert mine.product_seconds(pairs, torch.float16) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_sums_of_a_large_product_on_tensor_cores_are_not_split():
@@ -208,9 +211,12 @@ def test_the_sums_of_a_large_product_on_tensor_cores_are_not_split():
     assert mine.product_seconds(product) < seconds * 8, "float32 is split as before"
     small = Product(1, 512, 512, 8192)  # 1 MiB: up to eight parts
     filled = small.flops / 8e9
+    batch = small._replace(batch=8)  # 8 MiB: no two parts
+    of_batch = mine.product_seconds(batch, torch.float16)
     assert mine.product_seconds(small, torch.float16) < 1.5 * filled
     mine = on_tensor_cores(multiprocessors=108, tensor_efficiency=1.0, workspace=2**20)
     assert mine.product_seconds(small, torch.float16) > 1.5 * filled
+    assert mine.product_seconds(batch, torch.float16) == of_batch
 
 
 def test_matrices_that_are_not_aligned_are_slow_on_tensor_cores_only():
@@ -289,18 +295,25 @@ def test_tf32_is_used_where_torch_allows_it(flags):
 
 
 @pytest.mark.parametrize(
-    ("flag", "values"),
-    [("allow_tf32", (False, True, False)), ("fp32_precision", ("ieee", "tf32", "ieee"))],
+    ("convolves", "flag", "values"),
+    [
+        (False, "allow_tf32", (False, True, False)),
+        (False, "fp32_precision", ("ieee", "tf32", "ieee")),
+        (True, "allow_tf32", (True, False, True)),
+    ],
 )
-def test_what_torch_allows_counts_when_the_operator_is_issued(flags, flag, values):
+def test_what_torch_allows_counts_when_the_operator_is_issued(flags, convolves, flag, values):
     (device,) = virtual_gpus(1, model="a100")
     x = torch.ones(512, 512, device=device)
     seconds = []
     for value in values:
-        setattr(flags, flag, value)
-        seconds.append(seconds_of(lambda: x @ x))
+        setattr(torch.backends.cudnn if convolves else flags, flag, value)
+        work = (
+            partial(torch.conv1d, x[None], x[..., None]) if convolves else partial(torch.mm, x, x)
+        )
+        seconds.append(seconds_of(work))
     assert seconds[0] == pytest.approx(seconds[2], rel=1e-9)
-    assert seconds[1] < 0.9 * seconds[0]
+    assert [each < 0.9 * max(seconds) for each in seconds] == [v in (True, "tf32") for v in values]
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -371,13 +384,7 @@ def test_a_host_is_a_name_seconds_or_a_host():
 
 @pytest.mark.parametrize(
     ("host", "error"),
-    [
-        ("fast", ValueError),
-        (-1e-9, ValueError),
-        (True, TypeError),
-        (None, TypeError),
-        ([1e-6], TypeError),
-    ],
+    [("fast", ValueError), (-1e-9, ValueError), *((x, TypeError) for x in (True, None, [1e-6]))],
 )
 def test_a_host_that_is_none_is_refused(host, error):
     devices = virtual_gpus(2, memory=12345678)

@@ -290,6 +290,7 @@ def test_a_small_write_into_a_large_tensor_costs_what_it_writes():
     for name, *given in (*writes, ("scatter_", at, row), ("scatter_add_", at, row)):
         write = partial(getattr(cache, name), 0, *given)
         assert seconds_of(write) == pytest.approx(least), name
+    assert seconds_of(partial(cache.index_put_, (index,), row)) == pytest.approx(least)
     assert only(cache.index_copy_, 0, index, row).num_bytes == 2 * (2 * FLOATS + 8)
     assert seconds_of(lambda: cache.add_(1)) > 50 * least
 

@@ -762,8 +762,12 @@ def test_a_recurrent_layer_is_one_operator_of_cudnn(make):
 def test_after_an_error_in_a_recurrent_layer_operators_take_their_time():
     (device,) = virtual_gpus(1, model=Machine(Fixed(), host=HOST), values=False)
     layer, x = nn.LSTM(3, 4).to(device), torch.empty(2, 5, device=device)
+    begun, seen = clock(), []
+    work = lambda: ((x + x) * x, seen.append(clock()))  # noqa: E731
+    layer.register_forward_pre_hook(lambda *_: in_threads([work]))  # not a part of its call
     with pytest.raises(RuntimeError, match="input.size"):
         layer(x)
+    assert seen == [begun + 10.0 + 2.0]
     begun = clock()
     (x + x) * x
     assert clock() - begun == 2.0

@@ -11,7 +11,7 @@ from modelling import Fixed
 from test_interrupts import Interrupter, give_up, harmless_interrupts, interrupted
 
 from vgpu import clock, hardware_name, virtual_gpus
-from vgpu.runtime import registry, scheduler
+from vgpu.runtime import registry
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,10 +66,8 @@ CASES = [
 def test_an_interrupt_anywhere_does_no_harm(case, monkeypatch):
     devices = virtual_gpus(2, model="v100")
     call = case(*devices)
-    for module in (scheduler, "vgpu.modelled.simulation"):
-        if hasattr(call, "limit"):
-            path = module if isinstance(module, str) else module.__name__
-            monkeypatch.setattr(f"{path}.QUEUE_LIMIT", call.limit)
+    for module in ("runtime.scheduler", "modelled.simulation") if hasattr(call, "limit") else ():
+        monkeypatch.setattr(f"vgpu.{module}.QUEUE_LIMIT", call.limit)
     places, started = 0, clock()
     for where in harmless_interrupts(call, devices, EVERY):
         assert clock() >= started, where
