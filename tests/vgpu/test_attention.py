@@ -123,12 +123,13 @@ def with_dropout(x, seed, dtype=torch.float32):
     return attention(x.to(dtype), x.to(dtype), x.to(dtype), dropout_p=0.3)
 
 
-def test_dropout_draws_what_the_cpu_draws_from_the_same_seed(device):
+@pytest.mark.parametrize("seed", [3, -3])  # the latter is 2**64 - 3
+def test_dropout_draws_what_the_cpu_draws_from_the_same_seed(device, seed):
     (x,) = tensors(Q)
     found = []
     for where in ("cpu", device):
         leaf = x.detach().to(where).requires_grad_()
-        out = with_dropout(leaf, 3)
+        out = with_dropout(leaf, seed)
         out.square().sum().backward()
         found.append((out.detach().cpu(), leaf.grad.cpu()))
     for ours, theirs in zip(*found, strict=True):

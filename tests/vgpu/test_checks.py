@@ -35,6 +35,7 @@ AT_THE_CALL = {
     "cholesky into a part": lambda T: torch.cholesky(T(-EYE), out=T(torch.ones(2, 2, 2))[0]),
     "a sorter": lambda T: torch.searchsorted(T(EYE[0]), 1.0, sorter=T(torch.tensor([0, 5]))),
     "linspace": lambda T: torch.linspace(T(NAN[0, 0]), 1, 3, dtype=torch.int64),
+    "logspace": lambda T: torch.logspace(T(NAN[0, 0]), 1, 3, dtype=torch.int64),
     "segment_reduce": lambda T: torch.segment_reduce(
         T(torch.ones(3)), "sum", lengths=T(torch.tensor([1, -1]))
     ),
@@ -154,9 +155,9 @@ def divisions(x, by):
 def test_a_division_by_zero_raises_nothing_and_the_others_are_right(dtype, device):
     x, by = torch.tensor([7, 9, 5], dtype=dtype), torch.tensor([2, 0, 3], dtype=dtype)
     kept = [0, 2]
-    expected = divisions(x[kept], by[kept])
-    for value, right in zip(divisions(x.to(device), by.to(device)), expected, strict=True):
-        assert torch.equal(value.cpu()[kept], right)
+    expected, there = divisions(x[kept], by[kept]), by.to(device)
+    for value, right in zip(divisions(x.to(device), there), expected, strict=True):
+        assert torch.equal(value.cpu()[kept], right) and torch.equal(there.cpu(), by)
     if dtype == torch.int64:
         scalar = 7 % by.to(device), 7 // by.to(device), torch.remainder(7, by.to(device))
         assert [value.tolist()[0] for value in scalar] == [1, 3, 1]
@@ -219,6 +220,12 @@ REFUSED = {
     "upsample_bilinear2d_backward_out_cuda": backward(resize("bilinear"), 1, 2, 4, 4),
     "upsample_bicubic2d_backward_out_cuda": backward(resize("bicubic"), 1, 2, 4, 4),
     "upsample_trilinear3d_backward_out_cuda": backward(resize("trilinear"), 1, 2, 4, 4, 4),
+    **{
+        f"upsample_{mode}2d_aa_backward_out_cuda": backward(
+            resize(mode, antialias=True), 1, 2, 4, 4
+        )
+        for mode in ("bilinear", "bicubic")
+    },
     "reflection_pad1d_backward_out_cuda": backward(nn.ReflectionPad1d(1), 2, 3, 8),
     "reflection_pad3d_backward_out_cuda": backward(nn.ReflectionPad3d(1), 2, 3, 8, 8, 8),
     "replication_pad1d_backward_cuda": backward(nn.ReplicationPad1d(1), 2, 3, 4),
@@ -246,6 +253,7 @@ REFUSED = {
         *(1, 1, 2, 2, 2),
     ),
     "median CUDA with indices output": forward(lambda x, i: x.median(0)),
+    "median CUDA with indices.output": forward(lambda x, i: x.nanmedian(0)),  # the same text
     "scatter_reduce_cuda_prod_": forward(lambda x, i: x.scatter_reduce_(0, i, x.clone(), "prod")),
     "index_reduce_cuda": forward(lambda x, i: x.index_reduce_(0, i, x.clone(), "amax")),
 }

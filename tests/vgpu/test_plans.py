@@ -148,6 +148,7 @@ def test_an_operator_whose_shape_depends_on_a_number_gets_the_right_one(device, 
         assert library.repeated(x, times).tolist() == [0, 1] * int(times)
     for step in (0.5, 0.25):
         assert len(torch.arange(0, 1, step, device=device)) == int(1 / step)
+        assert len(torch.range(0, 1, step, device=device)) == 1 + int(1 / step)
 
 
 def test_a_result_has_the_foreseen_layout_whatever_the_kernel_gives(device, library):
@@ -351,6 +352,8 @@ def test_a_new_tensor_like_another_is_made_on_the_device_that_is_named(devices):
         ]
         assert {y.device for y in made} == {where}
         assert [y.tolist() for y in made] == [[5, 5]] * 6
+        turned = torch.ones(3, 2, device=devices[0]).t()
+        assert torch.zeros_like(turned, device=where).stride() == (1, 2)
 
 
 def test_a_tensor_is_not_set_to_one_of_another_device(devices):
