@@ -83,9 +83,6 @@ def test_nothing_fails_where_no_values_are_computed():
         function(large)
     torch._assert_async(large.sum())
     torch.vgpu.synchronize(device)
-
-
-def test_nothing_is_computed_before_a_modelled_gpu_is_asked():
     device = d2lpar.virtual_gpus(2, model="v100")[0]
     with pytest.raises(linalg.LinAlgError):
         linalg.cholesky(torch.zeros(300, 300, device=device))
@@ -112,10 +109,10 @@ def test_an_assert_is_reported_at_the_next_synchronize(program, text, device):
         torch.vgpu.synchronize(device)
 
 
-@pytest.mark.parametrize("size", [0, 2])
-def test_an_assert_of_several_values_is_refused_at_the_call(size, device):
-    with pytest.raises(RuntimeError, match="is ambiguous"):
-        torch._assert_async(torch.ones(size, device=device))
+def test_an_assert_of_several_values_is_refused_at_the_call(device):
+    for x in torch.ones(0, device=device), torch.ones(2, device=device):
+        with pytest.raises(RuntimeError, match="is ambiguous"):
+            torch._assert_async(x)
 
 
 def test_classes_are_those_of_the_cpu(device):
@@ -194,8 +191,8 @@ def forward(function):
     return program
 
 
-def resize(mode, **options):
-    return lambda x: F.interpolate(x, scale_factor=2, mode=mode, **options)
+def resize(mode, antialias=False):
+    return lambda x: F.interpolate(x, scale_factor=2, mode=mode, antialias=antialias)
 
 
 # Source: test_nondeterministic_alert_* in torch's test_torch.py.
@@ -220,12 +217,8 @@ REFUSED = {
     "upsample_bilinear2d_backward_out_cuda": backward(resize("bilinear"), 1, 2, 4, 4),
     "upsample_bicubic2d_backward_out_cuda": backward(resize("bicubic"), 1, 2, 4, 4),
     "upsample_trilinear3d_backward_out_cuda": backward(resize("trilinear"), 1, 2, 4, 4, 4),
-    **{
-        f"upsample_{mode}2d_aa_backward_out_cuda": backward(
-            resize(mode, antialias=True), 1, 2, 4, 4
-        )
-        for mode in ("bilinear", "bicubic")
-    },
+    "upsample_bilinear2d_aa_backward_out_cuda": backward(resize("bilinear", True), 1, 2, 4, 4),
+    "upsample_bicubic2d_aa_backward_out_cuda": backward(resize("bicubic", True), 1, 2, 4, 4),
     "reflection_pad1d_backward_out_cuda": backward(nn.ReflectionPad1d(1), 2, 3, 8),
     "reflection_pad3d_backward_out_cuda": backward(nn.ReflectionPad3d(1), 2, 3, 8, 8, 8),
     "replication_pad1d_backward_cuda": backward(nn.ReplicationPad1d(1), 2, 3, 4),

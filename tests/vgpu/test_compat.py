@@ -676,7 +676,6 @@ def test_what_has_too_many_elements_is_not_written_out(device):
 
 
 def test_what_is_resized_within_its_memory_stays_there(device):
-    """Also where the host waits for the length, and others see the memory as it was."""
     ones, out = torch.ones(2, 3, device=device), torch.zeros(6, device=device)
     alias, address = out.detach(), out.data_ptr()
     torch.add(ones, 1, out=out)

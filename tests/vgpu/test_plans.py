@@ -74,13 +74,9 @@ def test_the_default_dtype_is_part_of_the_key(device, default_dtype):
 
 @pytest.mark.parametrize("in_use", [True, False])
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda: torch.set_default_dtype(torch.float64),
-        lambda: torch.set_default_tensor_type(torch.DoubleTensor),
-    ],
+    "kind, new", [("dtype", torch.double), ("tensor_type", torch.DoubleTensor)]
 )
-def test_what_is_queued_keeps_the_default_dtype_of_its_issue(change, in_use, default_dtype):
+def test_what_is_queued_keeps_the_default_dtype_of_its_issue(kind, new, in_use, default_dtype):
     """Also on a device that is not in use any more."""
     device = virtual_gpus(3)[2]
     x, side = torch.arange(3, device=device), torch.vgpu.Stream(device)
@@ -91,7 +87,7 @@ def test_what_is_queued_keeps_the_default_dtype_of_its_issue(change, in_use, def
         if not in_use:
             virtual_gpus(2)
         with gate.opened_later():
-            change()
+            getattr(torch, f"set_default_{kind}")(new)
     virtual_gpus(3)
     assert y.dtype == torch.float32 and y.tolist() == [0, 0.5, 1]
 
@@ -352,8 +348,7 @@ def test_a_new_tensor_like_another_is_made_on_the_device_that_is_named(devices):
         ]
         assert {y.device for y in made} == {where}
         assert [y.tolist() for y in made] == [[5, 5]] * 6
-        turned = torch.ones(3, 2, device=devices[0]).t()
-        assert torch.zeros_like(turned, device=where).stride() == (1, 2)
+        assert torch.zeros_like(x.new_ones(3, 2).t(), device=where).stride() == (1, 2)
 
 
 def test_a_tensor_is_not_set_to_one_of_another_device(devices):
