@@ -73,11 +73,8 @@ def test_the_default_dtype_is_part_of_the_key(device, default_dtype):
 
 
 @pytest.mark.parametrize("in_use", [True, False])
-@pytest.mark.parametrize(
-    "kind, new", [("dtype", torch.double), ("tensor_type", torch.DoubleTensor)]
-)
+@pytest.mark.parametrize("kind, new", [("dtype", torch.half), ("tensor_type", torch.DoubleTensor)])
 def test_what_is_queued_keeps_the_default_dtype_of_its_issue(kind, new, in_use, default_dtype):
-    """Also on a device that is not in use any more."""
     device = virtual_gpus(3)[2]
     x, side = torch.arange(3, device=device), torch.vgpu.Stream(device)
     torch.vgpu.synchronize(device)
@@ -248,7 +245,6 @@ def test_a_view_without_a_shape_inference_takes_no_memory(device, library):
 
 @pytest.mark.parametrize("error", [TimeoutError, KeyboardInterrupt, SystemExit])
 def test_an_exception_from_elsewhere_passes_through_shape_inference(device, error, monkeypatch):
-    """As the handler of a signal may raise it, once."""
     inferred = issuing.Call.infer
     raised = []
 
