@@ -147,8 +147,7 @@ def test_gather_to_the_cpu_waits_for_what_it_copies(devices):
     with Gate(devices[1]) as gate:
         pieces = [torch.full((2,), float(k), device=devices[k]) + 1 for k in range(2)]
         with gate.opened_later():
-            gathered = comm.gather(pieces, 0, -1)
-            values = gathered.tolist()
+            values = comm.gather(pieces, 0, -1).tolist()
     assert values == [1, 1, 2, 2]
 
 

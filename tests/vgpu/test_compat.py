@@ -325,7 +325,13 @@ def autocast(**options):
         (lambda x: (x @ x).softmax(0), f32),
         (lambda x: F.huber_loss(x.bfloat16(), x.bfloat16()), f32),
         (lambda x: torch.linalg.vector_norm(x.bfloat16()), f32),
-        (lambda x: F.interpolate(x.bfloat16()[None], 8), f32),
+        *(
+            (lambda x, mode=mode: F.interpolate(x.bfloat16().view(1, 1, 4, 4), 8, mode=mode), f32)
+            for mode in ("nearest", "bilinear", "bicubic", "nearest-exact")
+        ),
+        *((lambda x, p=p: torch.linalg.matrix_norm(x.bfloat16(), p), f32) for p in (2, "nuc")),
+        (lambda x: torch.nuclear_norm(x.bfloat16()), f32),
+        (lambda x: torch.atan2(x, x), f32),
         (lambda x: x.bfloat16() * 2, bf16),
         (lambda x: F.batch_norm(x, None, None, training=True), f32),
         (lambda x: F.batch_norm(x.bfloat16(), x[0], x[1], training=True), bf16),
@@ -667,6 +673,17 @@ def test_what_has_too_many_elements_is_not_written_out(device):
     with pytest.warns(UserWarning, match="was resized"):
         torch.add(torch.ones(3, device=device), 1, out=out)
     assert out.tolist() == [2, 2, 2]
+
+
+def test_what_is_resized_within_its_memory_stays_there(device):
+    ones, out = torch.ones(2, 3, device=device), torch.zeros(6, device=device)
+    alias, address = out.detach(), out.data_ptr()
+    torch.add(ones, 1, out=out)
+    assert out.tolist() == [[2] * 3] * 2 and alias.tolist() == [2] * 6
+    alias = out.detach()
+    torch.masked_select(ones[0], ones[0] > 0, out=out)
+    assert out.tolist() == [1] * 3 and alias.tolist() == [[1] * 3, [2] * 3]
+    assert out.data_ptr() == address
 
 
 def test_indices_of_a_device_do_not_reach_into_the_cpu(device):

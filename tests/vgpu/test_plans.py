@@ -73,15 +73,8 @@ def test_the_default_dtype_is_part_of_the_key(device, default_dtype):
 
 
 @pytest.mark.parametrize("in_use", [True, False])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda: torch.set_default_dtype(torch.float64),
-        lambda: torch.set_default_tensor_type(torch.DoubleTensor),
-    ],
-)
-def test_what_is_queued_keeps_the_default_dtype_of_its_issue(change, in_use, default_dtype):
-    """Also on a device that is not in use any more."""
+@pytest.mark.parametrize("kind, new", [("dtype", torch.half), ("tensor_type", torch.DoubleTensor)])
+def test_what_is_queued_keeps_the_default_dtype_of_its_issue(kind, new, in_use, default_dtype):
     device = virtual_gpus(3)[2]
     x, side = torch.arange(3, device=device), torch.vgpu.Stream(device)
     torch.vgpu.synchronize(device)
@@ -91,7 +84,7 @@ def test_what_is_queued_keeps_the_default_dtype_of_its_issue(change, in_use, def
         if not in_use:
             virtual_gpus(2)
         with gate.opened_later():
-            change()
+            getattr(torch, f"set_default_{kind}")(new)
     virtual_gpus(3)
     assert y.dtype == torch.float32 and y.tolist() == [0, 0.5, 1]
 
@@ -148,6 +141,7 @@ def test_an_operator_whose_shape_depends_on_a_number_gets_the_right_one(device, 
         assert library.repeated(x, times).tolist() == [0, 1] * int(times)
     for step in (0.5, 0.25):
         assert len(torch.arange(0, 1, step, device=device)) == int(1 / step)
+        assert len(torch.range(0, 1, step, device=device)) == 1 + int(1 / step)
 
 
 def test_a_result_has_the_foreseen_layout_whatever_the_kernel_gives(device, library):
@@ -251,7 +245,6 @@ def test_a_view_without_a_shape_inference_takes_no_memory(device, library):
 
 @pytest.mark.parametrize("error", [TimeoutError, KeyboardInterrupt, SystemExit])
 def test_an_exception_from_elsewhere_passes_through_shape_inference(device, error, monkeypatch):
-    """As the handler of a signal may raise it, once."""
     inferred = issuing.Call.infer
     raised = []
 
@@ -351,6 +344,7 @@ def test_a_new_tensor_like_another_is_made_on_the_device_that_is_named(devices):
         ]
         assert {y.device for y in made} == {where}
         assert [y.tolist() for y in made] == [[5, 5]] * 6
+        assert torch.zeros_like(x.new_ones(3, 2).t(), device=where).stride() == (1, 2)
 
 
 def test_a_tensor_is_not_set_to_one_of_another_device(devices):

@@ -166,14 +166,8 @@ def test_what_is_not_refused_makes_no_operator_wait(device):
     assert large.sum().item() == 2000
 
 
-@pytest.fixture
-def without_values():
-    yield virtual_gpus(1, model="v100", values=False)[0]
-    virtual_gpus(2)
-
-
-def test_without_values_the_same_is_refused_at_the_call(without_values):
-    device = without_values
+def test_without_values_the_same_is_refused_at_the_call():
+    (device,) = virtual_gpus(1, model="v100", values=False)
     with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
         expanded(device).add_(1)
     for n in (2, 2**12):

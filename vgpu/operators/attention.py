@@ -246,7 +246,6 @@ tables.random.update((_flash_kernel, _efficient_kernel))
 
 def register(library):
     """Register `attend` for tensors of virtual GPUs in a `torch.library.Library`."""
-
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         library.impl("scaled_dot_product_attention", attend, key)
 

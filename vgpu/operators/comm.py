@@ -38,9 +38,8 @@ def gather(tensors, dim=0, destination=None):
         where = torch.device("cpu")
     else:
         where = registry.find(destination).torch_device
-    return torch.cat(
-        [tensor.to(where, non_blocking=where.type != "cpu") for tensor in tensors], dim
-    )
+    copies = [tensor.to(where, non_blocking=where.type != "cpu") for tensor in tensors]
+    return torch.cat(copies, dim)
 
 
 def broadcast(tensor, devices=None, *, out=None):

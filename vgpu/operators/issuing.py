@@ -343,7 +343,9 @@ class Call:
         result, inputs = box
         for tensor, data in zip(tensors, inputs, strict=True):
             layout = TensorLayout.of(device, data)
-            if layout is not tensor._cell.layout:
+            cell, old = tensor._cell, tensor._cell.layout
+            if layout is not old:  # others may see the memory as it was
+                cell.data = torch.as_strided(data, old.size, old.stride, old.offset)
                 block = tensor._block if layout.num_bytes <= tensor._block.num_bytes else None
                 become(tensor, wrap(Cell(layout, data), block))
         return tree_map_only(torch.Tensor, lambda value: self._wrap(value, inputs), result)
