@@ -11,18 +11,15 @@ from kernels import execute
 from d2lpar import Animator, animator
 
 
-@pytest.mark.parametrize(
-    ("points", "X", "Y"),
-    [
-        (
-            [(0.5, (2, 0.1, None)), (1, (None, 0.3, 0.25))],
-            [[0.5], [0.5, 1], [1]],
-            [[2], [0.1, 0.3], [0.25]],
-        ),
-        ([(1, 3)], [[1]], [[3]]),  # a point of the only curve
-        ([([1, 2], [3, 4])], [[1], [2]], [[3], [4]]),  # an x for each curve
-    ],
-)
+@pytest.mark.parametrize(("points", "X", "Y"), [
+    (
+        [(0.5, (2, 0.1, None)), (1, (None, 0.3, 0.25))],
+        [[0.5], [0.5, 1], [1]],
+        [[2], [0.1, 0.3], [0.25]],
+    ),
+    ([(1, 3)], [[1]], [[3]]),  # a point of the only curve
+    ([([1, 2], [3, 4])], [[1], [2]], [[3], [4]]),  # an x for each curve
+])  # fmt: skip
 def test_points_are_kept_as_d2l_keeps_them(points, X, Y):
     curves = Animator()
     assert curves.X is None and curves.Y is None

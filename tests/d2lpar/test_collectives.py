@@ -49,17 +49,14 @@ def test_other_layouts_types_and_parameters(algorithm):
 ONES = torch.ones(2)
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        ([], "the list is empty"),
-        ([ONES, torch.ones(3)], r"tensor 1 is torch.float32 of shape \(3,\), tensor 0"),
-        ([ONES, ONES.double()], "torch.float64"),
-        ([None, None], r"tensor 0 of 2 is None, .*backward\("),
-        ([ONES, ONES + 1, None], r"tensor 2 of 3 is None, .*backward\("),
-        ([ONES, ONES + 1, ONES], "must be distinct: 0 and 2 are the same tensor"),
-    ],
-)
+@pytest.mark.parametrize(("data", "text"), [
+    ([], "the list is empty"),
+    ([ONES, torch.ones(3)], r"tensor 1 is torch.float32 of shape \(3,\), tensor 0"),
+    ([ONES, ONES.double()], "torch.float64"),
+    ([None, None], r"tensor 0 of 2 is None, .*backward\("),
+    ([ONES, ONES + 1, None], r"tensor 2 of 3 is None, .*backward\("),
+    ([ONES, ONES + 1, ONES], "must be distinct: 0 and 2 are the same tensor"),
+])  # fmt: skip
 def test_errors_give_values(data, text):
     with pytest.raises(ValueError, match=text):
         allreduce(data)

@@ -43,16 +43,13 @@ def test_install_command_names_the_torchvision_of_this_torch(monkeypatch):
 SHOWS = "loads = []\nshow_images = 'shown'"
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "printed"),
-    [
-        ("show_images", SHOWS, "shown True"),
-        ("nonsense", SHOWS, "neither module 'd2lpar' nor d2l.torch has an attribute 'nonsense'"),
-        ("Bencmark", SHOWS, "has an attribute 'Bencmark' (did you mean 'Benchmark'?)"),
-        ("show_imags", SHOWS, "has an attribute 'show_imags' (did you mean 'show_images'?)"),
-        ("show_images", "import surely_lost", "No module named 'surely_lost'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "module", "printed"), [
+    ("show_images", SHOWS, "shown True"),
+    ("nonsense", SHOWS, "neither module 'd2lpar' nor d2l.torch has an attribute 'nonsense'"),
+    ("Bencmark", SHOWS, "has an attribute 'Bencmark' (did you mean 'Benchmark'?)"),
+    ("show_imags", SHOWS, "has an attribute 'show_imags' (did you mean 'show_images'?)"),
+    ("show_images", "import surely_lost", "No module named 'surely_lost'"),
+])  # fmt: skip
 def test_names_come_from_d2l_or_the_error_helps(tmp_path, name, module, printed):
     (tmp_path / "d2l").mkdir()
     (tmp_path / "d2l" / "__init__.py").touch()

@@ -184,72 +184,63 @@ ONES, NAN = torch.ones(9), torch.full((9,), float("nan"))
 NINE = "a tensor of shape (9,)"
 
 
-@pytest.mark.parametrize(
-    "got, want, tolerance, message",
-    [
-        (3, 4, None, "x: expected 4, got 3"),
-        (1_000_000, 4, None, "x: expected 4, got 1,000,000"),
-        (151_008.0, 4, None, "x: expected 4, got 151,008"),
-        (4.5, 4, 0.1, "x: expected 4, got 4.5"),
-        ("a", "b", None, "x: expected 'b', got 'a'"),
-        ([1, 2], [1, 2, 3], None, "x: expected [1, 2, 3], got [1, 2]"),
-        ({"a": 1}, {"a": 2}, None, "x: expected {'a': 2}, got {'a': 1}"),
-        ({"a": 1}, {"b": 1}, None, "x: expected {'b': 1}, got {'a': 1}"),
-        (torch.ones(2), torch.zeros(2), None, "x: expected [0, 0], got [1, 1]"),
-        (torch.ones(1), torch.ones(2), None, "x: expected [1, 1], got [1]"),
-        (NAN[:2], ONES[:2], 0.1, "x: expected [1, 1], got [nan, nan]"),
-        (NAN, ONES, 0.1, f"x: expected {NINE}, got a tensor with NaN in 9 of 9 places"),
-        ([1] * 7 + [0] + [1] * 92, [1] * 100, None, "x, number 7 of the list: expected 1, got 0"),
-        (list(range(90)), list(range(91)), None, "x: expected 91 in the list, got 90"),
-        (1.0, -0.0, None, "x: expected 0, got 1"),
-        (3 * ONES, ONES, 0.1, f"x: expected {NINE}, got a tensor that differs by up to 2"),
-        (ONES[:, None], ONES, 0.1, f"x: expected {NINE}, got a tensor of shape (9, 1)"),
-    ],
-)
+@pytest.mark.parametrize("got, want, tolerance, message", [
+    (3, 4, None, "x: expected 4, got 3"),
+    (1_000_000, 4, None, "x: expected 4, got 1,000,000"),
+    (151_008.0, 4, None, "x: expected 4, got 151,008"),
+    (4.5, 4, 0.1, "x: expected 4, got 4.5"),
+    ("a", "b", None, "x: expected 'b', got 'a'"),
+    ([1, 2], [1, 2, 3], None, "x: expected [1, 2, 3], got [1, 2]"),
+    ({"a": 1}, {"a": 2}, None, "x: expected {'a': 2}, got {'a': 1}"),
+    ({"a": 1}, {"b": 1}, None, "x: expected {'b': 1}, got {'a': 1}"),
+    (torch.ones(2), torch.zeros(2), None, "x: expected [0, 0], got [1, 1]"),
+    (torch.ones(1), torch.ones(2), None, "x: expected [1, 1], got [1]"),
+    (NAN[:2], ONES[:2], 0.1, "x: expected [1, 1], got [nan, nan]"),
+    (NAN, ONES, 0.1, f"x: expected {NINE}, got a tensor with NaN in 9 of 9 places"),
+    ([1] * 7 + [0] + [1] * 92, [1] * 100, None, "x, number 7 of the list: expected 1, got 0"),
+    (list(range(90)), list(range(91)), None, "x: expected 91 in the list, got 90"),
+    (1.0, -0.0, None, "x: expected 0, got 1"),
+    (3 * ONES, ONES, 0.1, f"x: expected {NINE}, got a tensor that differs by up to 2"),
+    (ONES[:, None], ONES, 0.1, f"x: expected {NINE}, got a tensor of shape (9, 1)"),
+])  # fmt: skip
 def test_expect_names_what_it_expected_and_what_it_got(got, want, tolerance, message):
     with pytest.raises(AssertionError) as caught:
         expect("x", got, want, tolerance=tolerance)
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(
-    "got, want, message",
-    [
-        (None, 1.0, "a number was expected, got None"),
-        ("4", 4, "a number was expected, got a string"),
-        (4, "4", "a string was expected, got a number"),
-        (torch.ones(3), [1.0, 1.0, 1.0], "a list of numbers was expected, got a tensor of shape"),
-        ([1.0], torch.ones(1), "a tensor of shape (1,) was expected, got a list of numbers"),
-        ([torch.ones(2)], [1.0], "a list of numbers was expected, got a list of tensors"),
-        (([1], None), [1, 2], "a list of numbers was expected, got a tuple of None and lists of"),
-        (range(2), [0, 1], "a list of numbers was expected, got a range"),
-        ([("a", 1)], {"a": 1}, "a dict was expected, got a list of tuples of numbers and strings"),
-        (torch.ones(2), torch.nn.Linear(1, 1), "a Linear was expected, got a tensor of shape (2,)"),
-    ],
-)
+@pytest.mark.parametrize("got, want, message", [
+    (None, 1.0, "a number was expected, got None"),
+    ("4", 4, "a number was expected, got a string"),
+    (4, "4", "a string was expected, got a number"),
+    (torch.ones(3), [1.0, 1.0, 1.0], "a list of numbers was expected, got a tensor of shape"),
+    ([1.0], torch.ones(1), "a tensor of shape (1,) was expected, got a list of numbers"),
+    ([torch.ones(2)], [1.0], "a list of numbers was expected, got a list of tensors"),
+    (([1], None), [1, 2], "a list of numbers was expected, got a tuple of None and lists of"),
+    (range(2), [0, 1], "a list of numbers was expected, got a range"),
+    ([("a", 1)], {"a": 1}, "a dict was expected, got a list of tuples of numbers and strings"),
+    (torch.ones(2), torch.nn.Linear(1, 1), "a Linear was expected, got a tensor of shape (2,)"),
+])  # fmt: skip
 def test_expect_compares_types_before_values(got, want, message):
     with pytest.raises(AssertionError) as caught:
         expect("x", got, want, hint="Never seen.")
     assert str(caught.value).startswith(f"x: {message}")
 
 
-@pytest.mark.parametrize(
-    "got, want, tolerance",
-    [
-        (4, 4, None),
-        (4.3, 4, 0.1),
-        ((1, 2), [1, 2], None),
-        ([1.05, 2], (1, 2), 0.1),
-        ({"a": [1.05]}, {"a": [1]}, 0.1),
-        (torch.tensor([1.0, 9.5]), torch.tensor([1.5, 10]), 0.1),
-        (torch.zeros(0), torch.zeros(0), None),
-        (torch.tensor(4), 4, None),
-        (torch.tensor(4.3), 4, 0.1),
-        (numpy.float32(4.3), 4, 0.1),
-        ([], [], None),
-        (None, None, None),
-    ],
-)
+@pytest.mark.parametrize("got, want, tolerance", [
+    (4, 4, None),
+    (4.3, 4, 0.1),
+    ((1, 2), [1, 2], None),
+    ([1.05, 2], (1, 2), 0.1),
+    ({"a": [1.05]}, {"a": [1]}, 0.1),
+    (torch.tensor([1.0, 9.5]), torch.tensor([1.5, 10]), 0.1),
+    (torch.zeros(0), torch.zeros(0), None),
+    (torch.tensor(4), 4, None),
+    (torch.tensor(4.3), 4, 0.1),
+    (numpy.float32(4.3), 4, 0.1),
+    ([], [], None),
+    (None, None, None),
+])  # fmt: skip
 def test_expect_accepts(got, want, tolerance):
     expect("x", got, want, tolerance=tolerance)
 

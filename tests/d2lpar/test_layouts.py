@@ -47,32 +47,26 @@ def test_every_axis_parts_the_ranks():
         assert {len(group) for group in groups} == {getattr(layout, axis)}
 
 
-@pytest.mark.parametrize(
-    ("act", "text"),
-    [
-        (lambda: Layout(tensor=0), "tensor of a Layout must be a positive integer: got 0"),
-        (lambda: Layout(micro_batch=2.0), "micro_batch .* got 2.0"),
-        (lambda: Layout(zero=2), "zero of a Layout must be 0 or 1: got 2"),
-        (lambda: Layout(data=4).ranks_of(4, "data"), "rank must be 0 to 3: got 4"),
-        (lambda: Layout(data=4).ranks_of(0, "model"), "tensor, data, pipeline: got 'model'"),
-        (lambda: Layout(data=3).micro_batches(512), "divisible by 3 replicas .* of 1: got 512"),
-    ],
-)
+@pytest.mark.parametrize(("act", "text"), [
+    (lambda: Layout(tensor=0), "tensor of a Layout must be a positive integer: got 0"),
+    (lambda: Layout(micro_batch=2.0), "micro_batch .* got 2.0"),
+    (lambda: Layout(zero=2), "zero of a Layout must be 0 or 1: got 2"),
+    (lambda: Layout(data=4).ranks_of(4, "data"), "rank must be 0 to 3: got 4"),
+    (lambda: Layout(data=4).ranks_of(0, "model"), "tensor, data, pipeline: got 'model'"),
+    (lambda: Layout(data=3).micro_batches(512), "divisible by 3 replicas .* of 1: got 512"),
+])  # fmt: skip
 def test_what_is_no_layout(act, text):
     with pytest.raises(ValueError, match=text):
         act()
 
 
-@pytest.mark.parametrize(
-    ("layout", "reason"),
-    [
-        (Layout(tensor=3), "32 attention heads do not divide among t = 3"),
-        (Layout(pipeline=4), "30 layers do not divide among p = 4 stages"),
-        (Layout(tensor=16), "t = 16 does not fit into machines of 8 GPUs"),
-        (Layout(data=64, micro_batch=16), "a batch of 512 does not divide among d = 64 replicas"),
-        (Layout(tensor=4, pipeline=3, data=4, micro_batch=2), None),
-    ],
-)
+@pytest.mark.parametrize(("layout", "reason"), [
+    (Layout(tensor=3), "32 attention heads do not divide among t = 3"),
+    (Layout(pipeline=4), "30 layers do not divide among p = 4 stages"),
+    (Layout(tensor=16), "t = 16 does not fit into machines of 8 GPUs"),
+    (Layout(data=64, micro_batch=16), "a batch of 512 does not divide among d = 64 replicas"),
+    (Layout(tensor=4, pipeline=3, data=4, micro_batch=2), None),
+])  # fmt: skip
 def test_why_not(layout, reason):
     said = why_not(layout, **SIZES)
     assert said == reason if reason is None else said.startswith(reason)

@@ -212,15 +212,12 @@ def test_empty_schedules(make):
 STUCK = [[Task("backward", 0), Task("forward", 0)], gpipe(2, 1)[1]]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "num_labels", "text"),
-    [
-        (gpipe(3, 2), 16, "fit 2 stages .*: got 3 stages and 2 micro-batches"),
-        (gpipe(2, 17), 16, "16 examples: got 2 stages and 17 micro-batches"),
-        (STUCK, 16, "wait for each other: {0: .'backward', 0.*1: "),
-        (gpipe(2, 2), 15, "must have the same length: got 16 and 15"),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "num_labels", "text"), [
+    (gpipe(3, 2), 16, "fit 2 stages .*: got 3 stages and 2 micro-batches"),
+    (gpipe(2, 17), 16, "16 examples: got 2 stages and 17 micro-batches"),
+    (STUCK, 16, "wait for each other: {0: .'backward', 0.*1: "),
+    (gpipe(2, 2), 15, "must have the same length: got 16 and 15"),
+])  # fmt: skip
 def test_schedules_that_do_not_fit(schedule, num_labels, text):
     stages = pipelines.split_into_stages(network(4), [2], ["cpu", "cpu"])
     X, y = batch()

@@ -223,20 +223,17 @@ def test_a_closed_pipe_ends_the_command(rows, monkeypatch):
         assert command.main(["plan", "--gpus", "4", "--parameters", "3.6B"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--gpus", "8"], "which GPT"),
-        (["--gpus", "8", "--layers", "4"], "which GPT"),
-        (["--gpus", "8", "--parameters", "5B"], "5B parameters is not known, only .* 3.6B"),
-        (["--gpus", "8", "--parameters", "3.6B", "--heads", "4"], "not both"),
-        (["--gpus", "8", "--parameters", "-1"], "positive number"),
-        (["--gpus", "8", "--parameters", "many"], "positive number such as 3.6B: got 'many'"),
-        (["--gpus", "8", "--parameters", "3.6B", "--price", "2"], "--price requires --tokens"),
-        (["--gpus", "8", "--parameters", "3.6B", "--zero", "2"], "--zero: invalid choice"),
-        (["--gpus", "8", "--parameters", "3.6B", "--model", "dgx9"], "no GPU named 'dgx9'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "text"), [
+    (["--gpus", "8"], "which GPT"),
+    (["--gpus", "8", "--layers", "4"], "which GPT"),
+    (["--gpus", "8", "--parameters", "5B"], "5B parameters is not known, only .* 3.6B"),
+    (["--gpus", "8", "--parameters", "3.6B", "--heads", "4"], "not both"),
+    (["--gpus", "8", "--parameters", "-1"], "positive number"),
+    (["--gpus", "8", "--parameters", "many"], "positive number such as 3.6B: got 'many'"),
+    (["--gpus", "8", "--parameters", "3.6B", "--price", "2"], "--price requires --tokens"),
+    (["--gpus", "8", "--parameters", "3.6B", "--zero", "2"], "--zero: invalid choice"),
+    (["--gpus", "8", "--parameters", "3.6B", "--model", "dgx9"], "no GPU named 'dgx9'"),
+])  # fmt: skip
 def test_what_it_refuses(capsys, options, text):
     with pytest.raises(SystemExit) as error:
         command.main(["plan", *options])
@@ -275,15 +272,12 @@ def test_the_measured_steps_are_the_published_ones():
         assert float(milliseconds) / 1e3 == pytest.approx(measured[layout], rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "correlation"),
-    [
-        ([1, 2, 30], [4, 5, 6], 1.0),
-        ([1, 2, 3], [6, 5, 4], -1.0),
-        ([1, 2, 3, 4], [2, 1, 3, 4], 0.8),  # 1 - 6 * 2 / (4 * 15)
-        ([1, 1, 2], [1, 2, 3], 0.75**0.5),  # ranks 1.5, 1.5, 3: 1.5 / sqrt(1.5 * 2)
-    ],
-)
+@pytest.mark.parametrize(("x", "y", "correlation"), [
+    ([1, 2, 30], [4, 5, 6], 1.0),
+    ([1, 2, 3], [6, 5, 4], -1.0),
+    ([1, 2, 3, 4], [2, 1, 3, 4], 0.8),  # 1 - 6 * 2 / (4 * 15)
+    ([1, 1, 2], [1, 2, 3], 0.75**0.5),  # ranks 1.5, 1.5, 3: 1.5 / sqrt(1.5 * 2)
+])  # fmt: skip
 def test_rank_correlation(x, y, correlation):
     assert rank_correlation(x, y) == pytest.approx(correlation)
 

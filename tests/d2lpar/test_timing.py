@@ -354,15 +354,12 @@ def test_questions(timeline):
     assert timeline.bytes_by_link() == {(CPU, GPU0): 400, (GPU1, GPU0): 200}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"device": "cuda:2"}, "no device cuda:2 on .*: choose one of cuda:0, cuda:1"),
-        ({"kind": "kernels"}, "'kernels': choose one of kernel, copy, wait, collective"),
-        ({"engine": "nic"}, "'nic': choose one of compute, h2d"),
-        ({"mark": "backward"}, "'backward': choose one of forward, scatter"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "text"), [
+    ({"device": "cuda:2"}, "no device cuda:2 on .*: choose one of cuda:0, cuda:1"),
+    ({"kind": "kernels"}, "'kernels': choose one of kernel, copy, wait, collective"),
+    ({"engine": "nic"}, "'nic': choose one of compute, h2d"),
+    ({"mark": "backward"}, "'backward': choose one of forward, scatter"),
+])  # fmt: skip
 def test_errors_name_what_is_known(timeline, arguments, text):
     with pytest.raises(ValueError, match=text):
         timeline.select(**arguments)

@@ -34,16 +34,13 @@ def check(schema, *files):
     return done.stdout + done.stderr if done.returncode else ""
 
 
-@pytest.mark.parametrize(
-    ("schema", "files"),
-    [
-        ("github-workflows", WORKFLOWS),
-        ("github-issue-forms", FORMS),
-        ("github-issue-config", [GITHUB / "ISSUE_TEMPLATE" / "config.yml"]),
-        ("dependabot", [GITHUB / "dependabot.yml"]),
-        ("citation-file-format", [ROOT / "CITATION.cff"]),
-    ],
-)
+@pytest.mark.parametrize(("schema", "files"), [
+    ("github-workflows", WORKFLOWS),
+    ("github-issue-forms", FORMS),
+    ("github-issue-config", [GITHUB / "ISSUE_TEMPLATE" / "config.yml"]),
+    ("dependabot", [GITHUB / "dependabot.yml"]),
+    ("citation-file-format", [ROOT / "CITATION.cff"]),
+])  # fmt: skip
 def test_files_have_the_form_of_their_kind(schema, files):
     assert files and check(schema, *files) == ""
 

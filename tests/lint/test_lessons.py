@@ -62,17 +62,14 @@ def test_a_figure_is_a_cell_that_shows_a_picture_and_a_drawing_stands_in_the_tex
     assert (part.figures, part.outputs, part.drawings) == (1, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("counts", "minutes"),
-    [
-        ((170, 0, 0, 0), 1),
-        ((171, 0, 0, 0), 2),
-        ((34, 3, 1, 20), 3),
-        ((340, 9, 3, 90), 11),
-        ((0, 0, 0, 0, 1, 2, 3), 4),
-        ((0, 0, 0, 0, 1, 2, 4), 5),
-    ],
-)
+@pytest.mark.parametrize(("counts", "minutes"), [
+    ((170, 0, 0, 0), 1),
+    ((171, 0, 0, 0), 2),
+    ((34, 3, 1, 20), 3),
+    ((340, 9, 3, 90), 11),
+    ((0, 0, 0, 0, 1, 2, 3), 4),
+    ((0, 0, 0, 0, 1, 2, 4), 5),
+])  # fmt: skip
 def test_minutes_are_the_sum_of_all_rounded_up(counts, minutes):
     assert lessons.Part(*counts).minutes == minutes
 

@@ -34,22 +34,19 @@ def marked(notebook):
     return [cell.metadata.get("printed", []) for cell in notebook.cells]
 
 
-@pytest.mark.parametrize(
-    ("output", "text", "numbers"),
-    [
-        ("12.6 ms", "It takes 13 ms.", ["13"]),
-        ("12.4 ms", "It takes 13 ms.", []),
-        ("ratio 0.742", "0.74, so 74 %, and not 0.75 or 75 %.", ["74 %", "0.74"]),
-        ("0.742", "Within 74 ms.", []),  # no percent
-        ("516,272 bytes", "The 516,272 bytes, or 516,273.", ["516,272"]),
-        ("1.3e-5 s", "It takes 1.3e-5 s, and 2 runs.", ["1.3e-5"]),
-        ("12 and 7", "`12`, $12$, [12](a.ipynb), <b 12>, v12, 7.", []),  # nor a single digit
-        ("10 20", "On 10, then 20: more.", ["10", "20"]),
-        ("1.0", "In edition 1.0.3.", []),
-        ("1.0.3", "The ratio is 1.0.", []),
-        ("10 11 12", "After chapters 10 and 11, 12 times.", ["12"]),
-    ],
-)
+@pytest.mark.parametrize(("output", "text", "numbers"), [
+    ("12.6 ms", "It takes 13 ms.", ["13"]),
+    ("12.4 ms", "It takes 13 ms.", []),
+    ("ratio 0.742", "0.74, so 74 %, and not 0.75 or 75 %.", ["74 %", "0.74"]),
+    ("0.742", "Within 74 ms.", []),  # no percent
+    ("516,272 bytes", "The 516,272 bytes, or 516,273.", ["516,272"]),
+    ("1.3e-5 s", "It takes 1.3e-5 s, and 2 runs.", ["1.3e-5"]),
+    ("12 and 7", "`12`, $12$, [12](a.ipynb), <b 12>, v12, 7.", []),  # nor a single digit
+    ("10 20", "On 10, then 20: more.", ["10", "20"]),
+    ("1.0", "In edition 1.0.3.", []),
+    ("1.0.3", "The ratio is 1.0.", []),
+    ("10 11 12", "After chapters 10 and 11, 12 times.", ["12"]),
+])  # fmt: skip
 def test_a_number_of_an_output_is_marked_and_nothing_else(output, text, numbers):
     notebook = new_notebook(cells=[executed(output), new_markdown_cell(text)])
     assert marked(notebook) == [[], numbers]

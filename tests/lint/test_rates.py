@@ -61,15 +61,12 @@ def test_rates_are_those_of_the_tables_or_are_printed(chapter):
     assert [rate for rate in strange_rates(nbformat.read(chapter, 4)) if rate not in allowed] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "strange"),
-    [
-        ("An H100 moves 3,350 GB/s, $3350\\text{ GB/s}$, or 3.35 TB/s.", []),
-        ("NVLink carries 374 GB/s, a ring 360 GB/s, a card 400 Gbit/s.", []),
-        ("It has 1000 TFLOP/s.", ["1000 TFLOP/s"]),
-        ("A ring carries 355 GB/s over NVLink, or 185 GB/s.", ["355 GB/s"]),  # 185 is printed
-    ],
-)
+@pytest.mark.parametrize(("text", "strange"), [
+    ("An H100 moves 3,350 GB/s, $3350\\text{ GB/s}$, or 3.35 TB/s.", []),
+    ("NVLink carries 374 GB/s, a ring 360 GB/s, a card 400 Gbit/s.", []),
+    ("It has 1000 TFLOP/s.", ["1000 TFLOP/s"]),
+    ("A ring carries 355 GB/s over NVLink, or 185 GB/s.", ["355 GB/s"]),  # 185 is printed
+])  # fmt: skip
 def test_a_rate_of_no_table_is_found(text, strange):
     out = nbformat.v4.new_output("stream", text="it carries 185 GB/s")
     cells = [nbformat.v4.new_markdown_cell(text), nbformat.v4.new_code_cell("f()", outputs=[out])]

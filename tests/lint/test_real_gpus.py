@@ -36,16 +36,13 @@ def test_real_gpus_come_before_modelled_ones(notebook):
     assert problems(notebook) == []
 
 
-@pytest.mark.parametrize(
-    ("sources", "wrong"),
-    [
-        (["devices = d2lpar.ensure_gpus(2)", "virtual_gpus(8, model='v100')"], 0),
-        (["d2lpar.virtual_gpus(8)", "devices = ensure_gpus(2)", "try_gpu()"], 2),
-        (["def f():\n    return d2lpar.virtual_gpus(8), d2lpar.try_all_gpus()"], 1),
-        (["%matplotlib inline\nx = torch.vgpu.Stream()"], 1),
-        (["virtual = devices[0].type == 'vgpu'"], 0),
-    ],
-)
+@pytest.mark.parametrize(("sources", "wrong"), [
+    (["devices = d2lpar.ensure_gpus(2)", "virtual_gpus(8, model='v100')"], 0),
+    (["d2lpar.virtual_gpus(8)", "devices = ensure_gpus(2)", "try_gpu()"], 2),
+    (["def f():\n    return d2lpar.virtual_gpus(8), d2lpar.try_all_gpus()"], 1),
+    (["%matplotlib inline\nx = torch.vgpu.Stream()"], 1),
+    (["virtual = devices[0].type == 'vgpu'"], 0),
+])  # fmt: skip
 def test_the_order_is_seen(sources, wrong):
     cells = [new_markdown_cell("# A lesson"), *map(new_code_cell, sources)]
     assert len(problems(new_notebook(cells=cells))) == wrong

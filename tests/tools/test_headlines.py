@@ -60,18 +60,15 @@ def test_a_line_that_is_not_there_contradicts():
     assert found(MAXIMUM, "at the same time: maximum: 0.3742 sec") == expected  # of a Benchmark
 
 
-@pytest.mark.parametrize(
-    ("text", "number", "holds"),
-    [
-        ("speed-up ", [1.46, 1.46], True),
-        ("speed-up ", [1.47, float("inf")], False),
-        ("speed-up ", [float("-inf"), 1.45], False),
-        ("gain: ", [1970.5, 1970.5], True),
-        ("loss ", [-0.0025, -0.0025], True),
-        ("of ", [8, 8], True),
-        ("nothing", [0, 1], False),
-    ],
-)
+@pytest.mark.parametrize(("text", "number", "holds"), [
+    ("speed-up ", [1.46, 1.46], True),
+    ("speed-up ", [1.47, float("inf")], False),
+    ("speed-up ", [float("-inf"), 1.45], False),
+    ("gain: ", [1970.5, 1970.5], True),
+    ("loss ", [-0.0025, -0.0025], True),
+    ("of ", [8, 8], True),
+    ("nothing", [0, 1], False),
+])  # fmt: skip
 def test_the_first_number_behind_a_text(text, number, holds):
     lines = "speed-up 1.46 of 8 devices\ngain: 1,970.5 times\nloss is -2.5e-3\nnothing else\n"
     assert (found({"line": text, "number": number}, lines) == []) is holds

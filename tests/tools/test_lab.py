@@ -148,35 +148,32 @@ def test_imports_of_what_a_reader_has_begun_follow(copy):
     exec(cell.source.replace("os.environ", "{}"), {})
 
 
-@pytest.mark.parametrize(
-    "text, new",
-    [
-        ("import d2lpar.virtual as v", "import vgpu as v"),
-        ("from d2lpar import Span", "from vgpu import Span"),
-        ("from  d2lpar.virtual \\\n    import Link  # me", "from vgpu \\\n    import Link  # me"),
-        (
-            "from d2lpar.virtual import (\n    Link,  # (bytes/s)\n    Machine,\n)",
-            "from vgpu import (\n    Link,  # (bytes/s)\n    Machine,\n)",
-        ),
-        (
-            "%time x = 1\nif True: from d2lpar.models import resnet_body as a, lenet",
-            "%time x = 1\nif True: from d2lpar.chapters.fine_tuning import resnet_body as a; "
-            "from d2lpar.models import lenet",
-        ),
-        (
-            "def f():\n    from d2lpar.virtual import Link\n\nfrom d2lpar.virtual import Span",
-            "def f():\n    from vgpu import Link\n\nfrom vgpu import Span",
-        ),
-        ("ä = 1; from d2lpar.virtual import Link; b = 2", "ä = 1; from vgpu import Link; b = 2"),
-        ("x = split_layers(net, [4], gpus)", "x = split_into_stages(net, [4], gpus)"),
-        # What is no import that moved stays.
-        ('print("from d2lpar.virtual import Link")', None),
-        ("# from d2lpar.virtual import a tensor (see p. 3)", None),
-        ("from d2lpar import Timer, compare", None),
-        ("from d2lpar.virtual import Link,", None),  # is no Python
-        ("import torch\n%timeit from d2lpar.virtual import Link", None),
-    ],
-)
+@pytest.mark.parametrize("text, new", [
+    ("import d2lpar.virtual as v", "import vgpu as v"),
+    ("from d2lpar import Span", "from vgpu import Span"),
+    ("from  d2lpar.virtual \\\n    import Link  # me", "from vgpu \\\n    import Link  # me"),
+    (
+        "from d2lpar.virtual import (\n    Link,  # (bytes/s)\n    Machine,\n)",
+        "from vgpu import (\n    Link,  # (bytes/s)\n    Machine,\n)",
+    ),
+    (
+        "%time x = 1\nif True: from d2lpar.models import resnet_body as a, lenet",
+        "%time x = 1\nif True: from d2lpar.chapters.fine_tuning import resnet_body as a; "
+        "from d2lpar.models import lenet",
+    ),
+    (
+        "def f():\n    from d2lpar.virtual import Link\n\nfrom d2lpar.virtual import Span",
+        "def f():\n    from vgpu import Link\n\nfrom vgpu import Span",
+    ),
+    ("ä = 1; from d2lpar.virtual import Link; b = 2", "ä = 1; from vgpu import Link; b = 2"),
+    ("x = split_layers(net, [4], gpus)", "x = split_into_stages(net, [4], gpus)"),
+    # What is no import that moved stays.
+    ('print("from d2lpar.virtual import Link")', None),
+    ("# from d2lpar.virtual import a tensor (see p. 3)", None),
+    ("from d2lpar import Timer, compare", None),
+    ("from d2lpar.virtual import Link,", None),  # is no Python
+    ("import torch\n%timeit from d2lpar.virtual import Link", None),
+])  # fmt: skip
 def test_an_import_that_moved_keeps_its_form(text, new):
     assert moved.code(text) == (new or text)
 
