@@ -247,28 +247,25 @@ def kind(dtype=torch.float32, mask=None, gqa=False, shape=Q, longer=0, wider=0, 
 HALF = torch.float16, torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        *(({"dtype": dtype}, "flash") for dtype in HALF),
-        *(({"dtype": dtype, "is_causal": True}, "flash") for dtype in HALF),
-        *(({"dtype": dtype, "gqa": True}, "flash") for dtype in HALF),
-        *(({"dtype": dtype, "mask": torch.bool}, "efficient") for dtype in HALF),
-        *(({"dtype": dtype, "mask": dtype}, "efficient") for dtype in HALF),
-        *(({"dtype": dtype, "mask": torch.bool, "gqa": True}, "math") for dtype in HALF),
-        *(({"dtype": dtype, "shape": (1, 2, 3, 256)}, "flash") for dtype in HALF),
-        *(({"dtype": dtype, "shape": (1, 2, 3, 264)}, "efficient") for dtype in HALF),
-        *(({"dtype": dtype, "wider": 8}, "efficient") for dtype in HALF),
-        *(({"dtype": dtype, "is_causal": True, "longer": 3}, "efficient") for dtype in HALF),
-        *(({"dtype": dtype, "shape": (2, 3, 8)}, "math") for dtype in HALF),
-        ({}, "efficient"),
-        ({"mask": torch.float32}, "efficient"),
-        ({"gqa": True}, "math"),
-        ({"dtype": torch.float64}, "math"),
-        *(({"dtype": dtype, "mask": torch.float32}, "math") for dtype in HALF),
-        ({"shape": (1, 2, 0, 8)}, "math"),
-    ],
-)
+@pytest.mark.parametrize(("options", "expected"), [
+    *(({"dtype": dtype}, "flash") for dtype in HALF),
+    *(({"dtype": dtype, "is_causal": True}, "flash") for dtype in HALF),
+    *(({"dtype": dtype, "gqa": True}, "flash") for dtype in HALF),
+    *(({"dtype": dtype, "mask": torch.bool}, "efficient") for dtype in HALF),
+    *(({"dtype": dtype, "mask": dtype}, "efficient") for dtype in HALF),
+    *(({"dtype": dtype, "mask": torch.bool, "gqa": True}, "math") for dtype in HALF),
+    *(({"dtype": dtype, "shape": (1, 2, 3, 256)}, "flash") for dtype in HALF),
+    *(({"dtype": dtype, "shape": (1, 2, 3, 264)}, "efficient") for dtype in HALF),
+    *(({"dtype": dtype, "wider": 8}, "efficient") for dtype in HALF),
+    *(({"dtype": dtype, "is_causal": True, "longer": 3}, "efficient") for dtype in HALF),
+    *(({"dtype": dtype, "shape": (2, 3, 8)}, "math") for dtype in HALF),
+    ({}, "efficient"),
+    ({"mask": torch.float32}, "efficient"),
+    ({"gqa": True}, "math"),
+    ({"dtype": torch.float64}, "math"),
+    *(({"dtype": dtype, "mask": torch.float32}, "math") for dtype in HALF),
+    ({"shape": (1, 2, 0, 8)}, "math"),
+])  # fmt: skip
 def test_the_kernel_is_that_of_cuda(options, expected):
     """Flash for 16 bits without a mask, efficient with one and for float32, else the operators.
 
@@ -289,17 +286,14 @@ def test_before_ampere_there_is_no_flash_and_no_bfloat16():
     assert kinds["a100"] == kinds["h100"] == ["flash", "flash", "efficient"]
 
 
-@pytest.mark.parametrize(
-    ("allowed", "float32", "bfloat16"),
-    [
-        ([FLASH], None, "flash"),
-        ([EFFICIENT], "efficient", "efficient"),
-        ([MATH], "math", "math"),
-        ([CUDNN], None, None),
-        ([FLASH, MATH], "math", "flash"),
-        ([FLASH, EFFICIENT], "efficient", "flash"),
-    ],
-)
+@pytest.mark.parametrize(("allowed", "float32", "bfloat16"), [
+    ([FLASH], None, "flash"),
+    ([EFFICIENT], "efficient", "efficient"),
+    ([MATH], "math", "math"),
+    ([CUDNN], None, None),
+    ([FLASH, MATH], "math", "flash"),
+    ([FLASH, EFFICIENT], "efficient", "flash"),
+])  # fmt: skip
 def test_a_program_may_allow_some_kernels_only(device, allowed, float32, bfloat16):
     torch.vgpu.set_device(device)
 
@@ -348,18 +342,15 @@ def test_what_is_allowed_when_a_kernel_runs_does_not_matter_to_it(device, dtype,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("values", [True, False])
-@pytest.mark.parametrize(
-    ("shapes", "options", "words"),
-    [
-        ((Q, (2, 2, LENGTH, WIDTH), (2, 2, LENGTH, WIDTH)), {}, "size of tensor a \\(4\\)"),
-        ((Q, (2, HEADS, LENGTH, 4), Q), {}, "Expected size"),
-        ((Q, Q, (2, HEADS, SIZE, WIDTH)), {}, "Expected size"),
-        ((Q, Q, Q), {"dropout_p": 1.5}, "between 0 and 1, but got 1.5"),
-        ((Q, Q, Q), {"mask": torch.int32}, "attn_mask dtype to be bool or float"),
-        ((Q, Q, Q), {"mask": torch.float64}, "attn_mask dtype to be bool or float"),
-        ((Q, Q, Q), {"other": torch.float64}, "query, key, and value to have the same dtype"),
-    ],
-)
+@pytest.mark.parametrize(("shapes", "options", "words"), [
+    ((Q, (2, 2, LENGTH, WIDTH), (2, 2, LENGTH, WIDTH)), {}, "size of tensor a \\(4\\)"),
+    ((Q, (2, HEADS, LENGTH, 4), Q), {}, "Expected size"),
+    ((Q, Q, (2, HEADS, SIZE, WIDTH)), {}, "Expected size"),
+    ((Q, Q, Q), {"dropout_p": 1.5}, "between 0 and 1, but got 1.5"),
+    ((Q, Q, Q), {"mask": torch.int32}, "attn_mask dtype to be bool or float"),
+    ((Q, Q, Q), {"mask": torch.float64}, "attn_mask dtype to be bool or float"),
+    ((Q, Q, Q), {"other": torch.float64}, "query, key, and value to have the same dtype"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused_at_the_call_as_by_the_cpu(
     shapes, options, words, dtype, values
 ):
