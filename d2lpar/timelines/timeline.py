@@ -168,7 +168,7 @@ class Timeline:
         if mark is not None:
             _check_one_of(mark, sorted({mark.name for mark in self.marks}), "phase")
         phases = [phase for phase in self.marks if phase.name == mark]
-        places = device, getattr(stream, "device", None)  # a stream's number is not of it alone
+        places = device, getattr(stream, "device", None)  # others have streams of its number
         places = {self._known(place) for place in places if place is not None}
         stream = getattr(stream, "stream_id", stream)
         return [

@@ -179,7 +179,8 @@ def with_own_type(device):
 
 def has_values(tensor):
     """Return whether a tensor has values; on devices without values, wait for its last writer."""
-    cell, device = tensor._cell, tensor._cell.layout.device
+    cell = tensor._cell
+    device = cell.layout.device
     if device.has_values:
         return True
     writer = cell.root().writer
