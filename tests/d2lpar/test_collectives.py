@@ -87,7 +87,7 @@ def test_virtual_gpus_sum_and_send_no_more_than_the_algorithm_needs(algorithm, k
     allreduce(expected, algorithm)
     data = [tensor.to(device) for tensor, device in zip(data, devices, strict=True)]
     with Timeline() as timeline:
-        allreduce(data, *[algorithm] * (algorithm != "star"))  # which is the default
+        allreduce(data) if algorithm == "star" else allreduce(data, algorithm)  # the default
     for tensor, device in zip(data, devices, strict=True):
         assert tensor.device == device
         assert torch.equal(tensor.cpu(), expected[0])

@@ -91,16 +91,13 @@ def test_nothing_fails_where_no_values_are_computed():
 # -- asserts in kernels
 
 
-@pytest.mark.parametrize(
-    "program, text",
-    [
-        (lambda x: torch._assert_async(x[0]), "nonzero value, but got zero"),
-        (lambda x: torch._assert_async(x[0] > 0, "must be positive"), "must be positive"),
-        (lambda x: F.one_hot(x.long() + 7, 3), "smaller than num_classes"),
-        (lambda x: F.one_hot(x.long() - 1, 3), "must be non-negative"),
-        (lambda x: torch.multinomial(x, 1), "sum of probabilities <= 0"),
-    ],
-)
+@pytest.mark.parametrize("program, text", [
+    (lambda x: torch._assert_async(x[0]), "nonzero value, but got zero"),
+    (lambda x: torch._assert_async(x[0] > 0, "must be positive"), "must be positive"),
+    (lambda x: F.one_hot(x.long() + 7, 3), "smaller than num_classes"),
+    (lambda x: F.one_hot(x.long() - 1, 3), "must be non-negative"),
+    (lambda x: torch.multinomial(x, 1), "sum of probabilities <= 0"),
+])  # fmt: skip
 def test_an_assert_is_reported_at_the_next_synchronize(program, text, device):
     x = torch.zeros(2, device=device)
     with Gate(device):

@@ -451,7 +451,8 @@ def test_nccl_alone_refuses_tensors_on_the_cpu(rank, device, group):
         assert name
     x = torch.ones(2)
     for tensors in ([x, x], x.to(device)), ([x.to(device)] * 2, x):
-        raises(ValueError, "on one virtual GPU: got cpu, ", dist.all_gather, *tensors, group)
+        text = "must be on one virtual GPU: got cpu, "
+        raises(ValueError, text, dist.all_gather, *tensors, group)
     assert sorted(everywhere(rank)) == [0, 1]
 
 
@@ -491,7 +492,8 @@ def test_types_and_operations_that_nccl_does_not_know_raise(rank, device, group)
 def test_a_tensor_on_another_gpu_than_before_is_warned_of(rank, device, group):
     dist.all_reduce(torch.ones(2, device=device), group=group)
     x = torch.ones(2, device=f"vgpu:{1 - rank}")
-    with pytest.warns(UserWarning, match=f"vgpu:{1 - rank}, but before on GPU {rank}: NCCL hangs"):
+    text = f"on vgpu:{1 - rank}, but before on GPU {rank}: NCCL hangs"
+    with pytest.warns(UserWarning, match=text):
         dist.all_reduce(x, group=group)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

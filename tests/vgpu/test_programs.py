@@ -279,7 +279,6 @@ def test_processes_of_mp_spawn(tmp_path):
     program = written(tmp_path, SPAWNED)
     done = vgpu(tmp_path, "run", "--gpus", "2", sys.executable, program)
     (found,) = results(done)
-    assert "was killed" not in done.stderr, done.stderr
     for device in "cuda:0", "cuda:1":
         assert f"{device}, collectives" in done.stderr  # their bytes, among those of the copies
         assert [device[-1], device] in [line.split()[:2] for line in done.stderr.splitlines()]

@@ -208,7 +208,7 @@ def test_views_of_a_storage_follow_when_it_grows(devices):
     assert results("vgpu:1") == results("cpu")
 
 
-def test_a_tensor_without_values_grows():
+def test_a_tensor_without_values_grows_and_gives_its_memory_back():
     (device,) = virtual_gpus(1, model="v100", values=False)
     base, x = allocated(), torch.arange(3.0, device=device)
     assert x.resize_(5)[:3].tolist() == [0, 1, 2]
@@ -216,6 +216,9 @@ def test_a_tensor_without_values_grows():
     assert allocated() == base + 2**30
     with pytest.raises(NotImplementedError, match="without values cannot grow"):
         x.untyped_storage().resize_(2**31)
+    for num_bytes in 0, 4096:
+        x.untyped_storage().resize_(num_bytes)
+        assert allocated() == base + num_bytes
 
 
 def test_a_storage_that_grows_waits_for_those_who_read_it(devices):
