@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gates import in_threads
 
 import d2lpar
 from d2lpar import torchvision_import
@@ -184,11 +185,7 @@ def test_downloads_once_into_the_cache_and_replaces_damaged_files(tmp_path, onli
 
 def test_two_ask_at_once_and_one_downloads(tmp_path, online):
     root, results = tmp_path / "cache" / "d2lpar", []
-    threads = [threading.Thread(target=lambda: results.append(SOURCE.download(root))) for _ in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([lambda: results.append(SOURCE.download(root))] * 2)
     assert online.calls == 1
     assert [len(tensors) for tensors in results] == [4, 4]
     assert torch.equal(results[0][0], results[1][0])

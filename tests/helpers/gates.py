@@ -1,7 +1,6 @@
 """What holds a virtual GPU while a test looks, so that no test depends on how fast a machine is."""
 
 import contextlib
-import sys
 import threading
 import time
 
@@ -14,6 +13,7 @@ from vgpu.distributed import process_group
 from vgpu.runtime import engines, registry, scheduler
 from vgpu.runtime.scheduler import Op
 from vgpu.runtime.streams import StreamQueue
+from vgpu.runtime.threads import current_frames
 
 _blocked = []  # engines that run, or will run, a gate that is closed
 
@@ -94,7 +94,7 @@ def frame_in(host, function):
     Only its innermost frame is looked at, or the one that waits by `scheduler.pass_gate`: those
     outside may end at any moment.
     """
-    frame = sys._current_frames().get(host)
+    frame = current_frames().get(host)
     if frame is not None and frame.f_code is scheduler.pass_gate.__code__:
         frame = frame.f_back
     if frame is not None and frame.f_code is function.__code__:

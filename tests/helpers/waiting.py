@@ -1,7 +1,6 @@
 """What tests of processes and of interrupts wait for."""
 
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -46,7 +45,9 @@ def note_when_in(path, name, num_collectives=0):
     def is_there():
         from torch.distributed import group
 
-        frames = [*sys._current_frames().values()]
+        from vgpu.runtime.threads import current_frames
+
+        frames = [*current_frames().values()]
         while frames:
             if name in {frame.f_code.co_name for frame in frames}:
                 return group.WORLD._get_sequence_number_for_group() == num_collectives

@@ -4,6 +4,7 @@ import gc
 import math
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import fresh
 import pytest
@@ -305,11 +306,8 @@ def test_memory_and_cores_are_those_of_this_process(monkeypatch):
 
 def test_threads_of_a_device_are_not_those_of_threads_to_come(gpus):
     def default():
-        seen = []
-        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-        return seen[0]
+        with ThreadPoolExecutor() as pool:
+            return pool.submit(torch.get_num_threads).result()
 
     before, own = default(), torch.get_num_threads()
     for threads in (before + 2, before + 1):

@@ -196,6 +196,12 @@ def test_an_interrupter_that_has_ended_interrupts_no_more(monkeypatch):
         pytest.fail("it interrupted after its end")
 
 
+def test_no_garbage_is_collected_while_frames_are_read(monkeypatch):
+    """A deadlock of Python 3.11 (gh-106883)."""
+    monkeypatch.setattr(sys, "_current_frames", gc.isenabled)
+    assert gc.isenabled() and not threads.current_frames() and gc.isenabled()
+
+
 @pytest.mark.parametrize("before", [0, 100], ids=["cold", "specialized"])
 def test_stores_and_the_call_after_them_are_one_step(before):
     """This version of Python raises an interrupt where interrupts.py says, and nowhere else."""

@@ -27,6 +27,7 @@ import hosts
 import pytest
 import torch
 import torch.distributed as dist
+from gates import in_threads
 from waiting import is_alive, wait_until
 
 import d2lpar
@@ -625,9 +626,7 @@ def test_ranks_end_with_a_process_that_is_killed(program, tmp_path, started):
 
 def test_launch_from_another_thread(capsys):
     results = []
-    thread = threading.Thread(target=lambda: results.append(d2lpar.launch(dist.get_rank)))
-    thread.start()
-    thread.join()
+    in_threads([lambda: results.append(d2lpar.launch(dist.get_rank))])
     assert results == [[0, 1]]
     assert capsys.readouterr() == ("", "")
 

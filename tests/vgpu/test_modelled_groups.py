@@ -400,11 +400,9 @@ def test_an_interrupt_while_waiting_leaves_the_process_usable(rank, device, grou
     if rank == 0:
         main = threading.main_thread().ident
 
-        def waits():
-            return awaited_by(main) or frame_in(main, simulation.Simulation.call_and_wait)
-
         def interrupt():
-            wait_until(lambda: waits() is not None)
+            wait = simulation.Simulation.call_and_wait
+            wait_until(lambda: awaited_by(main) or frame_in(main, wait))
             signal.pthread_kill(main, signal.SIGINT)
 
         with in_thread(interrupt), pytest.raises(KeyboardInterrupt):

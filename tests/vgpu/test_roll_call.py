@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -20,6 +19,7 @@ from waiting import note_when_in, wait_until
 import d2lpar
 from vgpu.distributed.timekeeper import KeeperConnection, Post
 from vgpu.processes import launcher, roll_call
+from vgpu.runtime.threads import current_frames
 
 pytestmark = pytest.mark.waits
 
@@ -123,7 +123,7 @@ def test_a_second_interrupt_does_not_wait_for_ranks_that_are_silent(tmp_path, mo
     main = threading.get_ident()
 
     def is_asked():
-        stack = traceback.extract_stack(sys._current_frames()[main])
+        stack = traceback.extract_stack(current_frames()[main])
         return any(frame.name == "ask_ranks" for frame in stack)
 
     with interrupted_when(all_in(tmp_path, "0")) as caught:

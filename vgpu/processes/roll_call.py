@@ -19,6 +19,7 @@ from vgpu.distributed import agreement
 from vgpu.distributed.agreement import CollectiveTimeout, is_gloo_timeout, ranks_text
 from vgpu.distributed.timekeeper import KeeperConnection
 from vgpu.private.process_groups import num_collectives
+from vgpu.runtime.threads import current_frames
 
 ANSWER = 1.0  # seconds for a rank to answer
 RETURNED, STARTING, SILENT = "had returned", "was starting", "is silent"
@@ -74,7 +75,7 @@ class RollCall:
                     return
 
     def _state(self):
-        frames = sys._current_frames()  # the innermost of each thread
+        frames = current_frames()  # the innermost of each thread
         place = _place(traceback.extract_stack(frames[self.main]))
         waits = frames[self.main].f_code.co_filename.startswith(_DISTRIBUTED)
         return num_collectives(), place, waits or any(map(_waits, frames.values()))

@@ -75,7 +75,7 @@ def _interrupt_main_thread():
     """Interrupt the main thread once it has left `_interrupt_again`, which would drop it."""
     main = threading.main_thread().ident
     hook = _interrupt_again.__code__
-    while any(each.f_code is hook for each, _ in walk_stack(sys._current_frames()[main])):
+    while any(each.f_code is hook for each, _ in walk_stack(threads.current_frames()[main])):
         time.sleep(0.001)
     signal.pthread_kill(main, signal.SIGINT)
 

@@ -1,5 +1,7 @@
-"""Current device of a thread, and its current stream on each device."""
+"""Threads: the current device and streams of each, and the frames they are in."""
 
+import gc
+import sys
 import threading
 import weakref
 from bisect import bisect_right
@@ -74,6 +76,20 @@ class CurrentStreams:
         changes = self._changes.get(device.index, ())
         index = bisect_right(changes, number, key=itemgetter(0))
         return (changes[index - 1][1]() if index else None) or device.default_stream
+
+
+def current_frames():
+    """Return the innermost frame of each thread, by the thread's number.
+
+    Python 3.11 may deadlock if it collects garbage in `sys._current_frames` (gh-106883).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @one_step
