@@ -43,20 +43,17 @@ def plot_layouts(predicted, measured, label="predicted", fitted=None):
             some = [each for each in same if each != fitted]
             x, y = ([seconds[each] for each in some] for seconds in (measured, predicted))
             axes.plot(x, y, color=color, marker=marker, linestyle="", label=f"t = {t}")
-            place = (-8, 10) if t == degrees[0] else (0, -14)
-            whole = [each for each in same if each.pipeline == 1] or same
-            name(f"t = {t}", whole[len(whole) // 2], *place)
             for each in same:
-                if each.pipeline > 1 and each not in whole:
+                if each.pipeline > 1:
                     name(f"p = {each.pipeline}", each, -8, 10)
         if fitted:
             point = [measured[fitted]], [predicted[fitted]]
             axes.plot(*point, "o", markersize=9, color="black", fillstyle="none", label="fitted")
-            name("fitted", fitted, 0, -14)
         far = [each for each in measured if measured[each] > 1.35 * predicted[each]]
         for i, each in enumerate(sorted(far, key=measured.get)):
             place = (14, 12) if i % 2 else (0, -14)
             name(f"micro-batch {each.micro_batch}", each, *place)
+        axes.legend(loc="upper left")
         axes.text(0.97, 0.03, f"{label} too low", ha="right", transform=axes.transAxes)
         axes.text(0.72, 0.8, f"{label} = measured", ha="right", transform=axes.transAxes)
         axes.set(xlabel="a step, measured (s)", ylabel=f"a step, {label} (s)")
