@@ -180,10 +180,10 @@ def test_without_a_bound_nobody_waits_and_leavers_hold_nobody_up(store):
     def step(worker):
         ahead = [0]
         for _ in range(worker.rank):
-            worker.push("n", torch.tensor(1))
             ahead.append(worker.tick(math.inf))
+            worker.push("n", torch.tensor(1))
         if worker.rank == 0:
-            while worker.pull("n") < 6:  # all steps
+            while worker.pull("n") < 6:  # all steps have been counted
                 time.sleep(0.01)
         if worker.rank == 1:
             worker.tick(0)
