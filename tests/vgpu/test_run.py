@@ -260,13 +260,13 @@ def started(tmp_path, program, seconds_to_end=60):
 
 def waiting(tmp_path, handler, first=""):
     code = f"""
-        import os, signal, sys, time
+        import os, signal, sys, time; parent = os.getpid()
         {first}
+        while os.getppid() == parent: pass  # if this is its child, until it has ended
         for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
             signal.signal(number, {handler})
         print("ready", flush=True)
-        while True:
-            time.sleep(0.05)
+        while True: time.sleep(0.05)
     """
     return written(tmp_path, code)
 
