@@ -581,6 +581,8 @@ def test_timeline_of_virtual_gpus(devices):
                 side.wait_stream(accel.default_stream(devices[0]))
                 sums[0].to("cpu", non_blocking=True)
         sums[1].to(devices[0])
+        with Gate(devices[0]) as gate, gate.opened_later():
+            d2lpar.synchronize()
     assert timeline.devices == devices
     one, two = devices
     links = [(CPU, one), (CPU, two), (one, CPU), (two, one)]

@@ -2,29 +2,28 @@
 
 import contextlib
 import threading
-import time
 
 import torch
+
+from vgpu.runtime import engines
 
 
 @contextlib.contextmanager
 def held(count=1):
     """Keep the first copy over a slow link, or a `torch.vgpu._sleep`, of each of `count` engines
     under way until the block ends: an engine sleeps for as long as they take, here until then."""
-    asleep, awake, sleep = threading.Semaphore(0), threading.Event(), time.sleep
+    asleep, awake, sleep_until = threading.Semaphore(0), threading.Event(), engines.sleep_until
 
-    def sleep_until_awake(seconds):
-        if threading.current_thread() is threading.main_thread():
-            return sleep(seconds)
+    def sleep_until_awake(moment):
         asleep.release()
         awake.wait(30)
 
-    time.sleep = sleep_until_awake
+    engines.sleep_until = sleep_until_awake
     try:
         yield
         assert all(asleep.acquire(timeout=30) for _ in range(count)), "not all of them were held"
     finally:
-        time.sleep = sleep
+        engines.sleep_until = sleep_until
         awake.set()
 
 

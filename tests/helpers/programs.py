@@ -33,8 +33,10 @@ def run(rank, size, port, program):
     runpy.run_path(program, run_name="__main__")
 
 size, program = int(sys.argv[1]), sys.argv[2]
-with socket.create_server(("127.0.0.1", 0)) as free:
-    port = free.getsockname()[1]
+free = socket.socket()  # does not listen, so rank 0 may, and nobody else is given its port
+free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+free.bind(("127.0.0.1", 0))
+port = free.getsockname()[1]
 multiprocessing.start_processes(run, (size, port, program), size, start_method="fork")
 """
 

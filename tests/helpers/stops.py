@@ -118,7 +118,7 @@ class Kernel:
             raise
 
     def run(self, code, stop_after=None, patience=None, on_print=lambda printed: None):
-        """Run a cell, stop it after so many seconds, and return its Cell.
+        """Run a cell, stop it so many seconds after its first output, and return its Cell.
 
         `on_print` is called with what it has printed so far whenever that grows.
 
@@ -138,13 +138,13 @@ class Kernel:
             if message["parent_header"].get("msg_id") != request:
                 continue
             kind, content = message["msg_type"], message["content"]
-            if kind == "execute_input" and stop_after is not None:
-                time.sleep(stop_after)
-                begin = time.monotonic()
-                self.manager.interrupt_kernel()
-            elif kind == "stream":
+            if kind == "stream":
                 cell.printed += content["text"]
                 on_print(cell.printed)
+                if stop_after is not None:
+                    time.sleep(stop_after)
+                    begin, stop_after = time.monotonic(), None
+                    self.manager.interrupt_kernel()
             elif kind == "error":
                 cell.error = content["ename"]
                 cell.traceback = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(content["traceback"]))
@@ -153,7 +153,7 @@ class Kernel:
 
     def stop(self, code, delay):
         """Run a cell, stop it after so many seconds and run the next. Raises Trouble."""
-        cell = self.run(code, stop_after=delay)
+        cell = self.run(f"print('begun', flush=True)\n{code}", stop_after=delay)
         if cell.error != "KeyboardInterrupt":
             text = f"no KeyboardInterrupt, but {cell.error}\n{cell.traceback}\n{cell.printed}"
             raise Trouble(f"wrong: {text}")

@@ -429,7 +429,7 @@ GRADER = """
 import sys
 sys.path.insert(0, {tools!r})
 import grade, sandbox, execution
-grade.CELL_SECONDS, grade.NOTEBOOK_SECONDS, execution.GRACE = 2.0, 120.0, 1.0
+grade.CELL_SECONDS, grade.NOTEBOOK_SECONDS, execution.GRACE = 6.0, 120.0, 1.0
 sandbox.MEMORY, sandbox.FILES, sandbox.THREADS = 3 * 2**28, 10_000, 100
 grade.capacity = lambda: 2
 sys.exit(grade.main(sys.argv[1:]))

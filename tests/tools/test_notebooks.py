@@ -362,7 +362,7 @@ def test_slow_cell_and_dead_kernel_fail_and_the_rest_runs(tmp_path):
     write_chapter(tmp_path / "02_dead.ipynb", "import os; os._exit(1)")
     write_chapter(tmp_path / "03_good.ipynb", "1 + 1")
     write_chapter(tmp_path / "04_killed.ipynb", "import os; os.kill(os.getppid(), 9)")
-    done = runner(tmp_path, "--timeout", "1")
+    done = runner(tmp_path, "--timeout", "6")
     assert done.returncode == 1
     assert re.search(r"^01_slow .* failed in cell 1: CellTimeoutError", done.stdout, re.MULTILINE)
     assert re.search(r"^02_dead .* failed in cell 1: DeadKernelError", done.stdout, re.MULTILINE)

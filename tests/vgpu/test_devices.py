@@ -299,7 +299,7 @@ def test_memory_and_cores_are_those_of_this_process(monkeypatch):
     assert figures("memory") == [4 * 10**8] * 2
     monkeypatch.setattr(device_setup, "cores_of_this_process", lambda: 1)
     with pytest.warns(UserWarning, match="10 threads of virtual GPUs share 1 CPU cores") as noted:
-        for threads, model in (4, None), (5, "v100"), (5, None):
+        for threads, model in (5, "v100"), (4, None), (5, None):
             d2lpar.virtual_gpus(2, threads=threads, model=model)
     assert len(noted) == 1
 

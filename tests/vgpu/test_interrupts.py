@@ -26,7 +26,7 @@ from gates import Gate, in_threads, run_what_can
 from IPython.core.ultratb import VerboseTB
 
 import vgpu
-from vgpu import hardware_name, virtual_gpus
+from vgpu import virtual_gpus
 from vgpu.devices.device import Device
 from vgpu.operators import plans
 from vgpu.runtime import notebook, registry, scheduler, threads
@@ -623,10 +623,6 @@ def settle(devices):
     torch.vgpu.set_device(0)
     for device in devices:
         torch.vgpu.synchronize(device)
-        engines = registry.find(device).engines if hardware_name() == "" else ()
-        for engine in engines:  # those of modelled GPUs are not threads
-            while engine.finished < engine.issued:  # it is counted a moment after the host goes on
-                time.sleep(0)
 
 
 def figures(devices):

@@ -320,8 +320,8 @@ def test_a_join_that_gives_up_takes_no_time():
 @pytest.mark.parametrize(
     "work",
     [
-        lambda go, seen: (host_takes(100), go.wait(30)),
-        lambda go, seen: (go.wait(30), seen.append(clock())),
+        lambda go, seen: (host_takes(100), seen.append(0), go.wait(30)),
+        lambda go, seen: (seen.append(0), go.wait(30), seen.append(clock())),
     ],
 )
 def test_a_thread_that_was_started_by_another_clock_begins_at_0_and_does_not_change_this(work):
@@ -329,6 +329,7 @@ def test_a_thread_that_was_started_by_another_clock_begins_at_0_and_does_not_cha
     host_takes(100)
     go, seen = threading.Event(), []
     with in_thread(lambda: work(go, seen)):
+        wait_until(lambda: seen)
         fixed_gpus(1)
         go.set()
     assert {clock(), *seen} == {0}

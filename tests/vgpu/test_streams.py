@@ -576,7 +576,7 @@ def test_streams_and_events_of_torch_itself(devices):
     assert torch.Stream(stream_id=3, device_index=1, device_type=20).stream_id == 3
 
 
-def test_streams_that_nobody_holds_are_forgotten(devices):
+def test_streams_that_nobody_holds_are_forgotten(devices, no_garbage):
     found = registry.find(devices[0])
     for _ in range(50):
         stream = torch.vgpu.Stream(devices[0])

@@ -58,8 +58,7 @@ def test_each_harm_is_seen(workload, fault, said):
 
 
 SET_UP = """
-import os, signal
-answer = 42
+import os, signal; answer = 42
 
 def stopped(then):
     try:

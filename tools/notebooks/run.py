@@ -233,7 +233,7 @@ def no_orphans():
         children = [child for child in this.children() if child not in before]
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
-                for process in (*child.children(recursive=True), child):
+                for process in (child, *child.children(recursive=True)):
                     process.kill()
         return children
 

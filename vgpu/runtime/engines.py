@@ -134,7 +134,7 @@ class Engine(WorkerThread, ReadyQueue):
         ready = self._free_at if op.ready == self._last_end else op.ready
         started = max(ready, self._free_at) if op.start - self._free_at < 1e-3 else op.start
         self._free_at = arrival = started + op.seconds
-        writing = (op.num_bytes or 0) * self._seconds_per_byte
+        writing = min((op.num_bytes or 0) * self._seconds_per_byte, op.seconds / 2)
         sleep_until(arrival - writing)
         return arrival
 

@@ -259,6 +259,7 @@ class ReadyQueue:
 
     def finish(self, op):
         """Mark `op` as done; queue dependents that are now ready, and wake waiting threads."""
+        self.finished += 1  # before a thread that waits for it goes on
         ready, waiters = complete(op)
         for dependent in ready:
             queue = dependent.engine
@@ -267,7 +268,6 @@ class ReadyQueue:
                 queue.arrivals.put(None)
         for wake in waiters or ():
             wake()
-        self.finished += 1
         if self._waiting_for_room and self.issued - self.finished <= QUEUE_LIMIT // 2:
             while self._waiting_for_room:
                 self._waiting_for_room.pop()()

@@ -17,7 +17,7 @@ import torch
 from d2lpar.chapters.parameter_server import actors
 from d2lpar.chapters.parameter_server.ray_setup import ray_module, start_ray
 
-TRIES_TO_STOP, SECONDS_A_TRY = 5, 2.0
+TRIES_TO_STOP, SECONDS_A_TRY = 15, 2.0
 
 
 @contextlib.contextmanager
@@ -35,7 +35,8 @@ def parameter_servers(values, num_servers=1, replicas=0):
         values: a dict from names to tensors, the initial values.
         num_servers: number of servers. Each stores a range of every tensor, flattened.
         replicas: number of replicas of each server. A push is acknowledged once all have it. A
-            server or replica that dies is replaced, and restored from another.
+            server or replica that dies is replaced, and restored from another: a server at
+            once, its last replica at the next push.
 
     Raises:
         ValueError: there are no values, or a number is out of range.
