@@ -335,7 +335,7 @@ def test_ranks_that_disagree_are_told_so(rank, device, group):
     assert end() == 4
 
 
-@in_modelled_group(2, timeout=3)
+@in_modelled_group(2, timeout=6)
 def test_a_rank_that_ends_before_a_collective_is_named(rank, device, group):
     if rank == 1:
         sleep(device, 1)
@@ -358,13 +358,13 @@ def test_a_rank_that_leaves_a_group_of_some_stays_in_the_job(rank, device, group
     assert end() == 8
 
 
-@in_modelled_group(3, timeout=2)
+@in_modelled_group(3, timeout=5)
 def test_a_rank_that_comes_too_late_is_named_and_the_others_go_on_without_it(rank, device, group):
     pair = a_group([0, 2])
     if rank == 1:
         hear("rank 0 is done"), hear("rank 2 is done")
     text = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
-    assert "waited 2 s in all_reduce(uint8[3], sum)" in text and "rank 1 did not join" in text, text
+    assert "waited 5 s in all_reduce(uint8[3], sum)" in text and "rank 1 did not join" in text, text
     assert ("rank 1 joined after that" in text) == (rank == 1), text
     if rank == 1:
         return tell("rank 1 came")
@@ -495,9 +495,9 @@ def post(keeper, number, key, members, now, text="all_reduce"):
 
 
 def heard(keeper, number):
-    """Return what a rank was told since the last call."""
+    """Return what a rank was told since the last call, but not to run, which a late one is."""
     messages = keeper.ranks[number].connection.messages
-    found, messages[:] = list(messages), []
+    found, messages[:] = [message for message in messages if message[0] != "run"], []
     return found
 
 
@@ -1075,7 +1075,7 @@ def framed(message):
 def test_the_keeper_listens_where_the_ranks_are_only(monkeypatch):
     keeper = Keeper(1, timeout=1000, address="127.0.0.2")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", keeper.port))
+        socket.create_connection(("127.0.0.3", keeper.port))
     Client(("127.0.0.2", keeper.port), authkey=keeper.secret).close()
     for name in ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -1159,7 +1159,8 @@ def test_a_member_does_not_wait_for_ever_for_a_stopped_keeper(monkeypatch, says)
         keeper = server.getsockname()[1], secret
         with in_thread(stand_still):
             if says == "nothing":
-                member = member_of(*keeper, seconds=0.2)
+                member = member_of(*keeper)
+                member._timeout = 0.2
                 assert [member.ask(5.0), member.ask(6.0)] == [[("lost",)]] * 2
             else:
                 with pytest.raises(TimeoutError, match="no answer .* within 0.2 s"):
