@@ -441,12 +441,12 @@ def test_a_copy_is_written_no_earlier_than_writing_takes(devices, monkeypatch):
             super().sleep_until(moment)
 
     engine = registry.find(devices[0]).h2d  # it is as before after the test
-    monkeypatch.setattr(engine, "_seconds_per_byte", engine._seconds_per_byte)
+    monkeypatch.setattr(engine, "_seconds_per_byte", 1.0)  # measured while the process stood still
     Steps(monkeypatch)
     for _ in range(50):
         x.copy_(host)
-    written, landed = moments[-2:]
-    assert 0 < landed - written < 20e-3
+    for i, most in (0, 0.6), (-2, 20e-3):  # of the first copy half its second, then what it takes
+        assert 0 < moments[i + 1] - moments[i] < most
 
 
 # -- streams and events
