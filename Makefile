@@ -60,7 +60,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # tests/conftest.py); what waits in one leaves its core to the others. With the frameworks two: among
 # three, Ray Train's test took more than its 300 s.
 # After the death of a process xdist would run its test again and again, or wait for ever.
-PYTEST := -n $(if $(FRAMEWORKS),2,3) --no-loadscope-reorder --max-worker-restart 0
+PYTEST := -n $(if $(FRAMEWORKS),2,3) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 ALL ?= $(FRAMEWORKS)
 # A file that is named is run whole.
 PYTEST += $(if $(ALL)$(findstring .py,$(TESTS)),,-m "not slow")
