@@ -59,6 +59,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # Three processes: two begin with the chapters, the third with the files of tests (see
 # tests/conftest.py); what waits in one leaves its core to the others. With the frameworks two: among
 # three, Ray Train's test took more than its 300 s.
+# Where only notebooks are named that file is not read: `loadfile` keeps the cells of each together.
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n $(if $(FRAMEWORKS),2,3) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 ALL ?= $(FRAMEWORKS)

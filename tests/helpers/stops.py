@@ -117,8 +117,8 @@ class Kernel:
             self.close()
             raise
 
-    def run(self, code, stop_after=None, patience=None, on_print=lambda printed: None):
-        """Run a cell, stop it so many seconds after its first output, and return its Cell.
+    def run(self, code, stop_at=None, delay=0, patience=None, on_print=lambda printed: None):
+        """Run a cell, stop it so long after it has printed this text, if given; return its Cell.
 
         `on_print` is called with what it has printed so far whenever that grows.
 
@@ -141,9 +141,9 @@ class Kernel:
             if kind == "stream":
                 cell.printed += content["text"]
                 on_print(cell.printed)
-                if stop_after is not None:
-                    time.sleep(stop_after)
-                    begin, stop_after = time.monotonic(), None
+                if stop_at is not None and stop_at in cell.printed:
+                    time.sleep(delay)
+                    begin, stop_at = time.monotonic(), None
                     self.manager.interrupt_kernel()
             elif kind == "error":
                 cell.error = content["ename"]
@@ -153,7 +153,7 @@ class Kernel:
 
     def stop(self, code, delay):
         """Run a cell, stop it after so many seconds and run the next. Raises Trouble."""
-        cell = self.run(f"print('begun', flush=True)\n{code}", stop_after=delay)
+        cell = self.run(f"print('begun', flush=True)\n{code}", "begun", delay)
         if cell.error != "KeyboardInterrupt":
             text = f"no KeyboardInterrupt, but {cell.error}\n{cell.traceback}\n{cell.printed}"
             raise Trouble(f"wrong: {text}")

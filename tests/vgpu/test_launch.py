@@ -314,16 +314,18 @@ def test_the_end_of_a_rank_is_noticed_at_once(monkeypatch):
 
 
 def test_a_rank_that_has_ended_does_not_keep_the_agent_busy(monkeypatch, impatient):
-    alive, wait = [], agent.wait
+    alive, ended, wait = [], [], agent.wait
 
     def counted(sentinels, timeout):
         alive.append(len(sentinels))
-        return wait(sentinels, timeout)
+        ended.extend(found := wait(sentinels, timeout))
+        return found
 
     monkeypatch.setattr(agent, "wait", counted)
     with pytest.raises(RuntimeError, match="rank 0 ended with exit code 3"):
         d2lpar.launch(lambda: time.sleep(1000) if dist.get_rank() else os._exit(3))
     assert alive.count(1) <= 5  # 0.3 s, a look in 0.1
+    assert len(ended) == len({*ended})  # nobody waits for whom it knows to have ended
 
 
 def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path, impatient):

@@ -87,21 +87,9 @@ def test_launch_in_a_notebook(kernel):
     assert kernel.run("print(d2lpar.launch(work, 2))").printed.endswith("[50, 50]\n")
 
 
-def stop_once(kernel, word):
-    """Return a function of what a cell has printed that stops the cell when it has this word."""
-    stopped = []
-
-    def see(printed):
-        if word in printed and not stopped:
-            stopped.append(word)
-            kernel.manager.interrupt_kernel()
-
-    return see
-
-
 def test_a_stopped_launch_shows_the_readers_line_and_where_the_ranks_were(kernel):
     """Jupyter interrupts the whole group of processes, the ranks among them."""
-    cell = kernel.run(LAUNCH, on_print=stop_once(kernel, "they are there"))
+    cell = kernel.run(LAUNCH, "they are there")
     assert cell.error == "KeyboardInterrupt"
     *_, verdict, first, second = cell.traceback.splitlines()
     assert verdict == "KeyboardInterrupt: rank 1 had not arrived"
@@ -115,15 +103,12 @@ def test_a_stopped_launch_shows_the_readers_line_and_where_the_ranks_were(kernel
 
 
 def test_a_cell_that_waits_for_what_a_stopped_one_has_launched_says_so(kernel):
-    stopped = kernel.run(BEHIND, on_print=stop_once(kernel, "launched"))
+    stopped = kernel.run(BEHIND, "launched")
     assert stopped.error == "KeyboardInterrupt" and stopped.printed == "launched\n"
     assert "torch.vgpu.synchronize(devices[0])" in stopped.traceback
     assert os.sep + "vgpu" + os.sep not in stopped.traceback  # no frame of ours is shown
     folder = Path(kernel.run("print(folder)").printed.strip())
     said = "vgpu:0 is still working off 10 operators launched before the stop\n"
-
-    def see(printed):  # whatever it is: the assertion below shows it
-        (folder / "told").touch()
-
-    after = kernel.run("print((x + 1).sum().item())", on_print=see)
+    code = "print((x + 1).sum().item())"
+    after = kernel.run(code, on_print=lambda printed: (folder / "told").touch())
     assert after.printed == f"{said}2000.0\n"

@@ -784,6 +784,14 @@ def test_the_host_waits_when_it_is_too_far_ahead(devices):
     assert x.item() == scheduler.QUEUE_LIMIT
 
 
+def test_an_op_has_been_counted_when_its_host_goes_on(devices, monkeypatch):
+    engine, complete = registry.find(devices[0]).compute, scheduler.complete
+    monkeypatch.setattr(scheduler, "complete", lambda op: (complete(op), time.sleep(0.3))[0])
+    torch.ones(3, device=devices[0])
+    wait_until(torch.vgpu.current_stream().query)
+    assert engine.finished == engine.issued
+
+
 def test_room_that_comes_just_before_a_host_is_noted_as_waiting_is_seen(devices, monkeypatch):
     engine, closed_gate = registry.find(devices[0]).compute, scheduler.closed_gate
     x = torch.zeros((), device=devices[0])

@@ -128,6 +128,7 @@ class Engine(WorkerThread, ReadyQueue):
         """Sleep for a copy's time on the link; return the planned arrival time.
 
         The bytes are written at the end, so that a stream without synchronization reads old values.
+        Writing has at most half of the time: its rate may come from a process that stood still.
         A copy that follows at once starts at the planned end of the one before: delays do not add
         up.
         """
